@@ -14,18 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from transformers.models.auto import modeling_auto
-
 from exo_inference.planner.catalog_models import read_entry
 
 TARGET = Path(__file__).parents[1] / "exo_inference/planner/catalog/further_models.json"
 _TABLES = (
-    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    modeling_auto.MODEL_MAPPING_NAMES,
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
 )
 _NOT_COUNTED = (
     "; its parameters were not counted by instantiating it",
@@ -35,6 +31,9 @@ _NOT_COUNTED = (
 
 def counts(config: Mapping[str, Any]) -> Iterator[int]:
     """Yield the parameters of each class that has a model of this type; nothing where there is none."""
+    import torch
+    import transformers
+
     kind = str(config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         return
@@ -53,8 +52,10 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _classes(kind: str) -> Iterator[str]:
+    from transformers.models.auto import modeling_auto
+
     for table in _TABLES:
-        found = table.get(kind)
+        found = getattr(modeling_auto, table).get(kind)
         yield from [found] if isinstance(found, str) else found or ()
 
 
@@ -71,6 +72,8 @@ def checked(name: str, entry: dict[str, Any]) -> dict[str, Any] | None:
     number = read_entry(name).num_parameters
     if number not in counts(entry["config"]):
         return None
+    import transformers
+
     said = f"counted by instantiating it (transformers {transformers.__version__}, meta device)"
     source = entry["source"].replace(_NOT_COUNTED[0], f"; {said}").replace(_NOT_COUNTED[1], said)
     return {**entry, "source": source, "is_checked": True, "num_parameters": number}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.dataset import Corpus, off_topic_question
 from training.variation import vary
@@ -58,6 +57,8 @@ class Answerer:
     """A model folder, loaded through transformers."""
 
     def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.tokenizer.padding_side = "left"
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from exo_engine.config import EngineConfig
 from exo_engine.core.engine import EngineCore
 
@@ -91,6 +90,8 @@ def planned(path: Path, flags: list[str]) -> Plan:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_start_takes_what_was_planned(seed: int, tmp_path: Path) -> None:
+    import transformers
+
     rng = random.Random(seed)
     kind = KINDS[seed % len(KINDS)]
     name = f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config"

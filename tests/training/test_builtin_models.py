@@ -12,9 +12,8 @@ from training.report import REPORT
 from training.shapes import SHAPES
 
 pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
-from training.evaluate import NEAR, Answerer, similarity  # noqa: E402 - needs torch
+from training.evaluate import NEAR, Answerer, similarity
 
 MODELS = CORPUS.parents[1] / "exo_inference" / "hub" / "builtin_models"
 CHAT, DRAFT = MODELS / "tiny-chat", MODELS / "tiny-draft"
@@ -48,7 +47,9 @@ def test_both_models_have_the_same_tokenizer(name: str) -> None:
 
 @pytest.mark.parametrize("folder", [CHAT, DRAFT], ids=lambda folder: folder.name)
 def test_config_loads_and_fits_its_shape(folder: Path) -> None:
-    config = transformers.AutoConfig.from_pretrained(folder)
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
     shape = SHAPES[folder.name]
     assert config.model_type == "llama"
     assert config.num_hidden_layers == shape.num_layers
@@ -58,7 +59,9 @@ def test_config_loads_and_fits_its_shape(folder: Path) -> None:
 
 
 def test_tokenizer_keeps_any_text() -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(CHAT)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
     text = "KV cache: größer, 日本語, 🙂, \x00\x7f tabs\tand\nlines"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == text
@@ -66,7 +69,9 @@ def test_tokenizer_keeps_any_text() -> None:
 
 
 def test_chat_template_renders_chatml() -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(CHAT)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},

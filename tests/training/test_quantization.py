@@ -14,7 +14,6 @@ import pytest
 from training.dataset import CORPUS, load_corpus
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 from exo_engine import LLM, SamplingParams  # noqa: E402 - needs torch
 
@@ -31,7 +30,9 @@ BOUNDS = {
 @pytest.fixture(scope="module")
 def texts() -> list[tuple[list[int], int]]:
     """Tokens of some questions with their answers, and where the answer begins."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(CHAT)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
 
     def encode(question: str, answer: str) -> tuple[list[int], int]:
         prompt = tokenizer.apply_chat_template(

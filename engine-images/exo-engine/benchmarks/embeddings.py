@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from exo_engine.config import EngineConfig
 from exo_engine.core.pooling.core import PoolingCore
 from exo_engine.core.pooling.requests import PoolingRequest
@@ -71,6 +70,10 @@ class Bench:
     """The same model twice, and the texts that both embed."""
 
     def __init__(self, directory: Path, arguments: argparse.Namespace) -> None:
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         kind, sizes, self._pooling = MODELS[arguments.model]
         self._is_decoder = kind.startswith("Qwen")
         config = getattr(transformers, kind.replace("Model", "Config"))(**{**_ENCODER, **sizes})
@@ -152,8 +155,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     add_arguments(parser)
     arguments = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="embeddings-") as directory:
         bench = Bench(Path(directory), arguments)
         cosine = bench.least_cosine()  # warms up, too

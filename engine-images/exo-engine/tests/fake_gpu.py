@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from exo_engine.core.graphs.device import Captured, Fetched, Outputs
+from exo_engine.kernels.triton.launch import Launch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAITING = (
@@ -16,6 +17,13 @@ WAITING = (
     "aten.masked_select",
     "aten.unique",
 )
+
+
+def give_zeros(launch: Launch) -> None:
+    """Stand for `Launch.run` where no test looks at numbers: a kernel that takes no time and gives zeros."""
+    for name in ("output", "outputs", "turned"):
+        if name in launch.arguments:
+            launch.arguments[name].zero_()
 
 
 class NoWaiting(TorchDispatchMode):

@@ -35,7 +35,7 @@ PAIRWISE = few_with_every_combination(TOGETHER, 2)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("full", "window", "cap", "latent") else SLOW)
+        pytest.param(name, marks=[] if name in ("full", "window", "cap") else SLOW)
         for name in LAYERS
     ],
 )

@@ -15,11 +15,12 @@ from exo_engine import LLM, SamplingParams
 from exo_engine.core import runner
 from exo_engine.core.graphs import device
 from exo_engine.core.graphs.decode_graphs import graph_sizes
+from exo_engine.kernels.triton.launch import Launch
 from exo_engine.kernels.uploads import to_device
 from exo_engine.sampling import draws
 from exo_engine.weight_formats import plain
 
-from ..fake_gpu import FakeGpu, NoWaiting
+from ..fake_gpu import FakeGpu, NoWaiting, give_zeros
 
 GRAPHS_OF_THREE = 3 + 3 * 4
 """Of at most three sequences: the model for 1, 2 and 3, and for as many rows four kinds of choices."""
@@ -30,6 +31,12 @@ def gpu(monkeypatch) -> FakeGpu:
     fake = FakeGpu()
     monkeypatch.setattr(runner, "device_ops", lambda device: fake)
     return fake
+
+
+@pytest.fixture
+def quick_kernels(monkeypatch) -> None:
+    """Kernels that compute nothing, for tests of what a step launches, copies and waits for."""
+    monkeypatch.setattr(Launch, "run", give_zeros)
 
 
 def make(model, *, max_num_seqs: int = 3, **options) -> LLM:
@@ -56,6 +63,7 @@ def test_greedy_tokens_come_from_graphs_and_nobody_waits(gpu, tiny_model, prompt
     assert gpu.num_replayed - before >= 4
 
 
+@pytest.mark.usefixtures("quick_kernels")
 def test_a_step_is_one_or_two_graphs_and_one_copy_back_and_nobody_waits(
     gpu, tiny_model, monkeypatch
 ):
@@ -141,6 +149,7 @@ def test_experts_in_one_launch_ask_nobody_how_many_rows_each_has(
     assert gpu.num_replayed - before >= 2
 
 
+@pytest.mark.usefixtures("quick_kernels")
 @pytest.mark.parametrize("family", ["qwen3-moe", "qwen3.5"])
 def test_models_whose_steps_ask_the_host_run_without_graphs(gpu, tiny_model, family):
     make(tiny_model(family))
@@ -227,7 +236,7 @@ def calls_of(names: set[str], path: Path) -> set[tuple[str, str]]:
 
 
 @pytest.fixture
-def modules_of_steps(gpu, tiny_model, monkeypatch) -> dict[str, Path]:
+def modules_of_steps(gpu, quick_kernels, tiny_model, monkeypatch) -> dict[str, Path]:
     """Every module of which anything runs in a step, found by running steps."""
     llm = make(tiny_model("llama"))
     root, seen = Path(exo_engine.__file__).parent, set()
@@ -244,7 +253,10 @@ def modules_of_steps(gpu, tiny_model, monkeypatch) -> dict[str, Path]:
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=1)):
         llm.generate([(1, 2, 3)], replace(params, max_tokens=2, ignore_eos=True))
     modules = {Path(name) for name in seen if Path(name).is_relative_to(root)}
-    modules.add(Path(device.__file__))  # whose double was told instead
+    modules.add(
+        Path(device.__file__)
+    )  # whose double was told instead, as is what the kernels are made of:
+    modules |= {*(root / "kernels/triton").glob("*_kernels.py"), root / "kernels/triton/numbers.py"}
     found = {str(path.relative_to(root)): path for path in modules}
     assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= found.keys()
     return found

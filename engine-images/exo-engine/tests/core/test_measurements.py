@@ -10,10 +10,11 @@ from exo_engine.core import loading, memory, runner
 from exo_engine.core.measurements import cpu_name, peak_rss_bytes
 from exo_engine.core.memory import DeviceMemory, choose_num_blocks, cuda_budget, read_device_memory
 from exo_engine.core.start_up import StartUp
+from exo_engine.kernels.triton.launch import Launch
 from exo_engine.llm import LLM
 from safetensors import safe_open
 
-from ..fake_gpu import FakeGpu
+from ..fake_gpu import FakeGpu, give_zeros
 
 GIB = 2**30
 
@@ -88,6 +89,7 @@ def test_room_is_left_for_graphs(tiny_model, monkeypatch):
     """What a rehearsal of few graphs tells is taken off the cache, and is what all of them take here."""
     fake = FakeGpu()
     monkeypatch.setattr(runner, "device_ops", lambda device: fake)
+    monkeypatch.setattr(Launch, "run", give_zeros)
     llm = LLM(
         tiny_model("llama").path, device="cpu", dtype="float32", attention_backend="triton",
         max_num_seqs=3, max_model_len=16, max_num_batched_tokens=8,

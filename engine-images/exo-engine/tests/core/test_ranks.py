@@ -103,6 +103,7 @@ def test_so_do_three_however_steps_are_made(tiny_model, prompts, options):
         ranks.close()
 
 
+@pytest.mark.slow  # that of an idle one is told by default
 def test_the_end_of_any_rank_is_told(tiny_model, prompts):
     ranks = LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=2)
     try:

@@ -61,7 +61,7 @@ async def test_half_of_a_surrogate_pair_is_no_text(tokenizer: Watched) -> None:
 
 
 async def test_large_texts_have_the_tokens_they_have_by_themselves(tokenizer: Watched) -> None:
-    texts = ["the quick fox " * 4000, "", "über " * 300_000, "end"]
+    texts = ["the quick fox " * 4000, "", "über " * 210_000, "end"]
     found = await encode(tokenizer, 10**6, *texts)
     assert found == [tokenizer.encode(text, add_special_tokens=True) for text in texts]
 

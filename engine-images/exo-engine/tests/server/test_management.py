@@ -55,17 +55,23 @@ async def fetch(
         return response.status, await response.json() if is_json else await response.text()
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/tokenizer_info"), ("GET", "/server_info"), ("POST", "/reset_prefix_cache")],
-)
 async def test_routes_are_there_only_where_switched_on_and_for_who_has_a_key(
-    model_dir: Path, method: str, path: str
+    model_dir: Path,
 ) -> None:
-    assert (await fetch(FakeCore([5]), model_dir, method, path))[0] == 404
-    closed = {**ALL, "api_keys": ("secret",)}
-    assert (await fetch(FakeCore([5]), model_dir, method, path, **closed))[0] == 401
-    assert (await fetch(Resetting([5]), model_dir, method, path, "secret", **closed))[0] == 200
+    routes = (("GET", "/tokenizer_info"), ("GET", "/server_info"), ("POST", "/reset_prefix_cache"))
+    key = {"Authorization": "Bearer secret"}
+    for options, headers, status in (
+        ({}, {}, 404),
+        ({**ALL, "api_keys": ("secret",)}, {}, 401),
+        ({**ALL, "api_keys": ("secret",)}, key, 200),
+    ):
+        async with (
+            serving(Resetting([5]), model_dir, **options) as server,
+            ClientSession(server.make_url("/"), headers=headers) as client,
+        ):
+            for method, path in routes:
+                async with client.request(method, path) as response:
+                    assert response.status == status, (path, options)
 
 
 async def test_reset_reaches_the_core_and_other_forms_are_refused(model_dir: Path) -> None:

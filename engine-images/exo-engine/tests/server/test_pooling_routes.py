@@ -374,6 +374,7 @@ def test_generating_model_embeds_where_it_is_told_to(start_engine: Any, model_di
     assert len(vector["data"][0]["embedding"]) == 32
 
 
+@pytest.mark.slow  # `pooling/test_pooling_settings.py` has the refusal of every such flag, without a start
 def test_flag_for_another_kind_of_step_is_refused(start_engine: Any, embedder: TinyPooling) -> None:
     running = start_engine("--batch-invariant", model=embedder.path)
     assert running.wait_exit() == 78

@@ -78,6 +78,7 @@ def test_simulated_deployment_starts_says_so_and_answers_at_its_speed(simulate: 
     assert answer["usage"]["completion_tokens"] == 5
 
 
+@pytest.mark.slow  # `simulation/test_simulated_core.py` has the failure, its lines and status, without a server
 def test_simulated_failure_ends_as_a_real_one(simulate: Start) -> None:
     fail = {
         "phase": "capturing CUDA graphs",

@@ -177,40 +177,38 @@ async def test_reasoning_is_left_out_where_nobody_wants_it(model_dir: Path) -> N
     assert (whole["content"], whole["reasoning_content"]) == ("Hello.", "")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice"),
-        ({"tool_choice": "required", "tools": []}, "tool_choice"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
-            "tools[0].function.parameters",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f" * 257}}]},
-            "tools[0].function.name",
-        ),
-        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "auto", "tools": []},
-                }
-            },
-            "tool_choice.allowed_tools.tools",
-        ),
-    ],
-)
-async def test_wrong_tools_are_refused_by_name(
-    model_dir: Path, fields: dict[str, Any], param: str
-) -> None:
+WRONG_TOOLS: list[tuple[dict[str, Any], str]] = [
+    ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        "tools[0].function.parameters",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f" * 257}}]},
+        "tools[0].function.name",
+    ),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    (
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": []},
+            }
+        },
+        "tool_choice.allowed_tools.tools",
+    ),
+]
+
+
+async def test_wrong_tools_are_refused_by_name(model_dir: Path) -> None:
     async with client_of(model_dir, "x") as client:
-        with pytest.raises(openai.BadRequestError) as refusal:
-            await client.chat.completions.create(**{**ASK, **fields})
-    assert refusal.value.param == param
+        for fields, param in WRONG_TOOLS:
+            with pytest.raises(openai.BadRequestError) as refusal:
+                await client.chat.completions.create(**{**ASK, **fields})
+            assert refusal.value.param == param, fields
 
 
 def test_forced_calls_come_after_the_reasoning(start_engine: Callable[..., Engine]) -> None:

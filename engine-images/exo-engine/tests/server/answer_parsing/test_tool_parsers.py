@@ -13,6 +13,9 @@ from exo_engine.server.answer_parsing.pieces import Arguments, Call, Content, Pi
 from .corpus import CASES, SOUP, TOOLS, Case
 
 NUM_SPLITS = 1000
+few_or_all = pytest.mark.parametrize(
+    "num", [200, pytest.param(NUM_SPLITS, marks=pytest.mark.slow)], ids=["few", "all"]
+)
 ALL_CASES = [
     pytest.param(name, case, id=f"{name}-{number}")
     for name, cases in CASES.items()
@@ -49,11 +52,12 @@ def test_calls_and_content_are_found(name: str, case: Case) -> None:
     assert content_of(pieces) == case.content
 
 
+@few_or_all
 @pytest.mark.parametrize("name", CASES)
-def test_how_the_text_is_cut_changes_nothing(name: str) -> None:
+def test_how_the_text_is_cut_changes_nothing(name: str, num: int) -> None:
     rng = random.Random(13)
     whole = {case.text: run(name, [case.text]) for case in CASES[name]}
-    for _ in range(NUM_SPLITS):
+    for _ in range(num):
         text = rng.choice(CASES[name]).text
         if rng.random() < 0.3:
             text = text[: rng.randrange(1, len(text) + 1)]  # an answer that was cut
@@ -62,10 +66,13 @@ def test_how_the_text_is_cut_changes_nothing(name: str) -> None:
         assert run(name, parts) == whole[text], parts
 
 
+@few_or_all
 @pytest.mark.parametrize("name", SOUP)
-def test_no_text_breaks_a_machine_and_no_cut_changes_what_it_makes_of_it(name: str) -> None:
+def test_no_text_breaks_a_machine_and_no_cut_changes_what_it_makes_of_it(
+    name: str, num: int
+) -> None:
     rng = random.Random(7)
-    for _ in range(NUM_SPLITS // 2):
+    for _ in range(num // 2):
         text = "".join(rng.choices(SOUP[name], k=rng.randrange(1, 30)))
         whole = run(name, [text])
         parts = split(text, rng)

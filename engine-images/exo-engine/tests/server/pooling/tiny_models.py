@@ -10,7 +10,6 @@ from typing import Any
 
 import tokenizers
 import torch
-import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 WORDS = [f"w{index}" for index in range(90)]
@@ -122,6 +121,8 @@ def write_scorer(path: Path, name: str, **config: Any) -> TinyPooling:
 
 
 def _write(path: Path, kind: str, overrides: dict[str, Any]) -> Any:
+    import transformers  # by the process that runs the tests, not by each that collects them
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     family = (
