@@ -128,6 +128,16 @@ async def test_wrong_configuration_fails_once_and_is_not_tried_again(rig: Rig) -
     assert observed.replicas[0].restarts == 0
 
 
+async def test_renamed_deployment_is_called_by_its_new_name(rig: Rig) -> None:
+    desired = rig.desired(1, "--exit-code", "78")
+    failed = await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])
+    [renamed] = (await rig.platform.apply(altered(desired, name="talk"))).replicas
+    assert "deployment logs talk --previous" in renamed.details
+    assert "deployment update talk" in renamed.details
+    record = json.loads((rig.directory(failed.replicas[0].name) / "record.json").read_text())
+    assert record["deployment"] == "talk", "what `status` shows"
+
+
 async def test_failed_replica_is_started_again_when_asked_to(rig: Rig) -> None:
     desired = rig.desired(1, "--exit-code", "78")
     failed = (await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])).replicas
