@@ -360,17 +360,19 @@ def _num_blocks(setting: Setting, stage: Stage, amount: str) -> int:
 def _memory_problems(setting: Setting, stage: Stage, room: _Room) -> list[Problem]:
     """Say what the engine would refuse for lack of memory, even in the best case."""
     share = f"{_gib(stage.budget)} of {_gib(setting.gpu.reported_bytes)}"
+    each = "" if setting.gpu.vendor == "cpu" else " per GPU"
     if stage.high <= 0:
-        used = stage.budget - stage.available
-        detail = f"weights and overheads take {_gib(used)} per GPU, the engine may use {share}"
+        used = _gib(stage.budget - stage.available)
+        detail = f"weights and overheads take {used}{each}, the engine may use {share}"
         return [Problem("memory", f"{detail}: nothing is left for the KV cache")]
     if room.high_blocks >= room.needed_blocks or stage.layout is None:
         return []
     need = room.needed_blocks * stage.layout.bytes_per_block
-    detail = (
-        f"one request of {room.length} tokens needs {_gib(need)} of KV cache per GPU, "
-        f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
-    )
+    detail = f"one request of {room.length} tokens needs {_gib(need)} of KV cache{each}, "
+    if stage.high == setting.parameters.kv_cache_memory_bytes:
+        detail += f"--kv-cache-memory-bytes is {stage.high}; set {need} or more, or leave it out"
+        return [Problem("memory", detail)]
+    detail += f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
     return [Problem("memory", detail + _longest_text(room))]
 
 
@@ -392,10 +394,8 @@ def _cache_size_problem(setting: Setting, stage: Stage) -> list[Problem]:
         f"--kv-cache-memory-bytes is {asked} ({_gib(asked)}), {_gib(room)} of "
         f"{_gib(setting.gpu.reported_bytes)} are left per GPU beside weights and overheads"
     )
-    step = f"set --kv-cache-memory-bytes={stage.low}" if stage.low > 0 else "use more GPUs"
-    return [
-        Problem("memory", f"{detail}: {step} or less" if stage.low > 0 else f"{detail}: {step}")
-    ]
+    less = f"set --kv-cache-memory-bytes={stage.low} or less"
+    return [Problem("memory", f"{detail}: {less if stage.low > 0 else 'use more GPUs'}")]
 
 
 def _capacity(

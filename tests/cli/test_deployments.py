@@ -178,7 +178,7 @@ def test_scale_without_a_whole_number_is_a_usage_error(
 ) -> None:
     result = exo("ai", "deployment", "scale", *argv)
     assert result.code == 2
-    assert "argument" in result.err or "not a valid integer" in result.err
+    assert "argument" in result.err or "is not a whole number\n" in result.err
     assert api.requests == []
 
 

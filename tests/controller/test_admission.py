@@ -10,8 +10,10 @@ import pytest
 from exoscale.api.exceptions import ExoscaleAPIClientException
 
 from exo_inference.controller.admission.field_checks import check_version
+from exo_inference.controller.admission.fit import describe_plan
 from exo_inference.controller.admission.problems import Issue
 from exo_inference.state_dir import StateDir
+from exo_inference.wire import DeploymentPlan
 from tests.controller.conftest import Controller
 from tests.controller.fakes import GPU_FAMILIES, FakePlatform
 
@@ -68,6 +70,14 @@ def create(controller: Controller, query: str = "", **changes: Any) -> dict[str,
 def planned(operation: dict[str, Any]) -> dict[str, Any]:
     (event,) = [each for each in operation["events"]["events"] if each["reason"] == "Planned"]
     return dict(event)
+
+
+@pytest.mark.parametrize(("gpu_type", "where"), [("cpu", ": "), ("gpua5000", " per GPU: ")])
+def test_what_a_plan_gives_is_per_gpu_where_there_is_one(gpu_type: str, where: str) -> None:
+    document = {"verdict": "fits", "model": "m", "gpu": "g", "gpu-type": gpu_type, "gpu-count": 1}
+    engine = {"engine": "exo", "engine-version": "1", "total-bytes-per-gpu": 1}
+    plan = DeploymentPlan.model_validate({**document, **engine})
+    assert f"MiB of KV cache{where}" in describe_plan(plan)
 
 
 def test_memory_that_is_not_there_is_refused_with_the_three_known_ways_out(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.controller.admission.fields import Fields
-from exo_inference.controller.admission.model import check_new_model
+from exo_inference.controller.admission.model import check_new_model, try_resolve
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.hub.base import ModelSource
 from exo_inference.wire import CreateModel
@@ -31,3 +31,13 @@ def test_a_machine_takes_folders(tmp_path: Path) -> None:
 
     name = f"file://{tmp_path}"
     assert check_new_model(Fields(CreateModel, {"name": name}), source_for) == {"name": name}
+
+
+async def test_a_damaged_configuration_is_to_be_mended(tmp_path: Path) -> None:
+    from exo_inference.hub import source_for
+
+    (tmp_path / "config.json").write_bytes(b"{")
+    name = f"file://{tmp_path}"
+    with pytest.raises(Refused, match=r"config\.json is not JSON") as refused:
+        await try_resolve(source_for(name), name, revision=None, token=None)
+    assert refused.value.hint == "Mend its files, or choose another model."

@@ -164,7 +164,7 @@ def test_an_update_refuses_what_it_cannot_change(controller: Controller) -> None
         (b'{"name": "\\ud800"}', "surrogate"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "nested too deeply"),
-        (b'{"gpu-count": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"gpu-count": ' + b"9" * 5000 + b"}", "a number of too many digits"),
     ],
 )
 def test_unreadable_bodies_say_where(idle_controller: Controller, body: bytes, words: str) -> None:

@@ -56,6 +56,24 @@ def test_exo_engine_on_a_cpu_has_the_blocks_asked_for(num_blocks: int) -> None:
     assert (found.num_kv_blocks, found.kv_capacity_tokens) == (num_blocks, 16 * num_blocks)
 
 
+def test_a_cache_that_is_asked_for_too_small_is_told_by_its_flag() -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    parameters = settings_of(["--kv-cache-memory-bytes=1000"], engine="exo")
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, parameters)
+    [problem] = [each.detail for each in found.problems if each.code == "memory"]
+    block = 16 * 6 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, dimensions, float32
+    assert f"--kv-cache-memory-bytes is 1000; set {block} or more, or leave it out" in problem
+    assert "are left" not in problem
+
+
+def test_memory_that_a_cpu_lacks_is_no_gpus() -> None:
+    model = read_architecture({**CONFIG, "num_hidden_layers": 4000}, name="big")
+    found = plan(model, cpu_as_gpu(2**30), 1, settings_of([], engine="exo"))
+    [problem] = [each.detail for each in found.problems if each.code == "memory"]
+    assert problem.startswith("weights and overheads take")
+    assert "GPU" not in problem
+
+
 def test_vllm_loads_a_float32_checkpoint_in_16_bit() -> None:
     model = read_architecture({**CONFIG, "torch_dtype": "float32"}, name="tiny")
     model = replace(with_total_bytes(model, 4 * NUM_PARAMETERS), rope_elements=0)

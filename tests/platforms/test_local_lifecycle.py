@@ -8,6 +8,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,6 +128,16 @@ async def test_wrong_configuration_fails_once_and_is_not_tried_again(rig: Rig) -
     assert observed.replicas[0].restarts == 0
 
 
+async def test_renamed_deployment_is_called_by_its_new_name(rig: Rig) -> None:
+    desired = rig.desired(1, "--exit-code", "78")
+    failed = await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])
+    [renamed] = (await rig.platform.apply(altered(desired, name="talk"))).replicas
+    assert "deployment logs talk --previous" in renamed.details
+    assert "deployment update talk" in renamed.details
+    record = json.loads((rig.directory(failed.replicas[0].name) / "record.json").read_text())
+    assert record["deployment"] == "talk", "what `status` shows"
+
+
 async def test_failed_replica_is_started_again_when_asked_to(rig: Rig) -> None:
     desired = rig.desired(1, "--exit-code", "78")
     failed = (await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])).replicas
@@ -209,6 +221,28 @@ async def test_engine_that_ignores_the_drain_is_killed_after_the_grace(rig: Rig)
     await rig.until(rig.desired(0, "--ignore-sigterm", "--child"), lambda now: not now.replicas)
     assert time.monotonic() - started >= 0.3
     assert rig.processes() == []
+
+
+EARLY_STOP = """
+import os, signal, sys
+from pathlib import Path
+from exo_inference.platforms.local.shim import Shim
+
+class Early(Shim):
+    def _become_engine(self, *rest):
+        os.kill(os.getpid(), signal.SIGTERM)  # what the shim forwards may come as early as this
+        super()._become_engine(*rest)
+
+argv = [sys.executable, "-I", "-S", "-c", "open('ran', 'w')"]
+launch = {"run": 1, "argv": argv, "environment": {}, "grace_seconds": 60}
+Early(Path.cwd(), {**launch, "log_max_bytes": 1000, "log_max_files": 1}).run()
+"""
+
+
+def test_engine_that_is_told_to_stop_while_it_starts_does_not_start(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", EARLY_STOP], cwd=tmp_path, check=True)
+    assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == -signal.SIGTERM
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_killed_shim_takes_the_engine_and_its_children_with_it(rig: Rig) -> None:

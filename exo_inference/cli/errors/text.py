@@ -22,6 +22,13 @@ _FLAGS = {
     "inference-engine-parameters": "--inference-engine-params",
     "version": "--inference-engine-version",
 }
+# What the parser calls the type of a number, in words of the reader.
+_NUMBERS = {
+    "not a valid integer range": "not a whole number",
+    "not a valid integer": "not a whole number",
+    "not a valid float range": "not a number",
+    "not a valid float": "not a number",
+}
 _INDEX = re.compile(r"\.\d+\Z")
 
 
@@ -87,6 +94,9 @@ def describe_usage(error: click.ClickException) -> str:
 def usage_message(error: click.ClickException) -> str:
     """Say what is wrong with a command line."""
     message = error.format_message().strip().removesuffix(".")
+    for ending, plain in _NUMBERS.items():
+        if message.endswith(ending):
+            message = message.removesuffix(ending) + plain
     return f"{message[:1].lower()}{message[1:]}"
 
 

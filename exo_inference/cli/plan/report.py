@@ -253,7 +253,7 @@ def _outcome(advice: PlanAdvice) -> str:
         return ""
     most = max((b.tokens_per_second for b in after.speed.batches), default=0) if after.speed else 0
     parts = [
-        f"{words.size(after.available_kv_bytes_per_gpu)} per GPU for the KV cache",
+        f"{words.size(after.available_kv_bytes_per_gpu)}{words.per_gpu(after)} for the KV cache",
         f"{words.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
     ]
     parts += [f"up to {most:,.0f} tokens/s"] if most else []

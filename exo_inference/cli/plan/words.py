@@ -49,7 +49,7 @@ def summary(plan: DeploymentPlan) -> str:
     parts = ["no KV cache", f"texts of up to {plan.max_model_len:,} tokens"]
     if not has_no_cache(plan):
         parts = [
-            f"{size(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
+            f"{size(plan.available_kv_bytes_per_gpu, 1)}{per_gpu(plan)} for the KV cache",
             f"{plan.kv_capacity_tokens:,} tokens",
             f"{concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens at once",
         ]
@@ -71,10 +71,15 @@ def tight_warning(plan: DeploymentPlan) -> str:
         causes = [problem.detail for problem in plan.problems if problem.code == "max-num-seqs"]
         return f"It may not start: {'; '.join(causes)}"
     return (
-        f"It may not start: at worst {size(max(0, plan.available_kv_bytes_low))} per GPU are left "
-        f"for the KV cache, one request of {plan.max_model_len:,} tokens needs "
+        f"It may not start: at worst {size(max(0, plan.available_kv_bytes_low))}{per_gpu(plan)} are "
+        f"left for the KV cache, one request of {plan.max_model_len:,} tokens needs "
         f"{size(plan.needed_kv_bytes_per_gpu)}"
     )
+
+
+def per_gpu(plan: DeploymentPlan) -> str:
+    """Return ` per GPU` for behind a size; nothing on the CPU, which has none."""
+    return "" if plan.gpu_type == "cpu" else " per GPU"
 
 
 def lacks_cache(plan: DeploymentPlan) -> bool:

@@ -189,9 +189,10 @@ def describe_plan(plan: DeploymentPlan) -> str:
     if plan.verdict == PlanVerdict.UNKNOWN or not plan.total_bytes_per_gpu:
         reasons = [*(problem.detail for problem in plan.problems), *plan.notes]
         return f"memory was not judged: {'; '.join(reasons) or 'nothing is known'}"
+    per_gpu = "" if plan.gpu_type == "cpu" else " per GPU"
     return (
         f"{_size(plan.weights_bytes_per_gpu)} of weights and "
-        f"{_size(max(0, plan.available_kv_bytes_per_gpu))} of KV cache per GPU: "
+        f"{_size(max(0, plan.available_kv_bytes_per_gpu))} of KV cache{per_gpu}: "
         f"{plan.kv_capacity_tokens} tokens, {plan.max_concurrency:.1f} requests of "
         f"{plan.max_model_len} tokens at once"
     )

@@ -114,7 +114,8 @@ async def try_resolve(
     except TokenRejected as exc:
         raise _refused(403, exc.message, exc.hint or "Make a new token on the Hub.") from exc
     except ModelUnusable as exc:
-        raise _refused(412, exc.message, exc.hint or "Choose a model in safetensors.") from exc
+        hint = "Mend its files, or choose another model."
+        raise _refused(412, exc.message, exc.hint or hint) from exc
 
 
 def no_directory_error(source: str) -> InvalidModelName:

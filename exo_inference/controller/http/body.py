@@ -33,15 +33,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise _unreadable(f"the body is not JSON: {exc.msg} at {where}") from exc
     except RecursionError as exc:
         raise _unreadable("the body is nested too deeply") from exc
-    except ValueError as exc:
-        raise _unreadable(f"the body is not JSON: {exc}") from exc
+    except ValueError as exc:  # what Python says then is advice to whoever runs it
+        raise _unreadable("the body has a number of too many digits") from exc
     if not isinstance(value, dict):
         raise _unreadable(f"the body must be a JSON object, found {describe(value)}")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise _unreadable(f"the body is not JSON: {name} is no JSON number")
 
 
 def _unreadable(detail: str) -> Refused:

@@ -7,6 +7,7 @@ shows how far it got. `LocalPlatform` says which step is due, this module takes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -122,6 +123,18 @@ class Lifecycle:
         )
         await asyncio.to_thread(ReplicaDir.create, self._replicas_dir, record)
         logger.info("created replica %s", record.name)
+
+    async def rename(self, facts: ReplicaFacts, deployment: str) -> ReplicaFacts:
+        """Let a replica say what its deployment is called by now. Idempotent."""
+        if facts.record.deployment == deployment:
+            return facts
+        record = replace(facts.record, deployment=deployment)
+        replica = ReplicaDir(self._replicas_dir / facts.name)
+        with contextlib.suppress(
+            OSError
+        ):  # a name is no reason to do nothing; the next look tries again
+            await asyncio.to_thread(replica.write_record, record)
+        return replace(facts, record=record)
 
     async def start(
         self, desired: DesiredDeployment, facts: ReplicaFacts, restart: RestartPlan | None, go: Go

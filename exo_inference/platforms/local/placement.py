@@ -87,10 +87,10 @@ class Placement:
             free = _free(family, await self._records())
             if len(free) < record.gpu_count:
                 return None
-            chosen = tuple(gpu.uuid for gpu in free[: record.gpu_count])
+            chosen = replace(record, gpus=tuple(gpu.uuid for gpu in free[: record.gpu_count]))
             directory = ReplicaDir(self._replicas_dir / record.name)
-            await asyncio.to_thread(directory.write_gpus, record, chosen)
-            return replace(record, gpus=chosen)
+            await asyncio.to_thread(directory.write_record, chosen)
+            return chosen
 
     async def count_free_slots(
         self, desired: DesiredDeployment, own: Sequence[ReplicaRecord]

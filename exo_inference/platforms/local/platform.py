@@ -236,7 +236,10 @@ class LocalPlatform:
         return view
 
     async def _look(self, desired: DesiredDeployment) -> _View:
-        loaded = await self._load(desired.uid)
+        loaded = [
+            await self._lifecycle.rename(facts, desired.name)
+            for facts in await self._load(desired.uid)
+        ]
         return list(await asyncio.gather(*(self._see(desired, facts) for facts in loaded)))
 
     async def _see(self, desired: DesiredDeployment, facts: ReplicaFacts) -> Sight:

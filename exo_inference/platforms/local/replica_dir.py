@@ -28,7 +28,7 @@ import secrets
 import shutil
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ class ReplicaRecord:
     """What a replica was made for.
 
     Attributes:
+        deployment: its name; a rename is written here, and `name` stays.
         spec: hash of everything that makes two replicas interchangeable.
         gpus: UUIDs of the GPUs it holds; empty on the CPU, or while it waits for some.
         memory: what it takes of the machine's, as `ReplicaNeed` has it; empty from older versions.
@@ -270,9 +271,9 @@ class ReplicaDir:
         """Write what the next run pretends to be."""
         write_atomically(self.path / SIMULATION_NAME, json.dumps(document, indent=1))
 
-    def write_gpus(self, record: ReplicaRecord, gpus: tuple[str, ...]) -> None:
-        """Give the replica its GPUs for as long as it exists."""
-        _write(self.path / "record.json", replace(record, gpus=gpus))
+    def write_record(self, record: ReplicaRecord) -> None:
+        """Write anew what the replica was made for: it has got its GPUs, or another name."""
+        _write(self.path / "record.json", record)
 
     def mark_ready(self, run: int) -> None:
         """Remember that this run was ready."""

@@ -248,6 +248,9 @@ class Shim:
     def _start(self) -> int:
         self._wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        # A stop waits until there is an engine to forward it to, and one that this process no longer
+        # takes for itself: what came between its fork and its reset of handlers would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGQUIT, self._on_kill)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -258,14 +261,15 @@ class Shim:
         shim_pid = os.getpid()
         self._engine_pid = os.fork()
         if self._engine_pid == 0:
-            self._become_engine(libc, shim_pid, engine_output)
-        if self._stop_asked:  # it came before there was an engine to forward it to
-            os.kill(self._engine_pid, signal.SIGTERM)
+            self._become_engine(libc, shim_pid, engine_output, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(engine_output)
         os.set_blocking(output, False)
         return output
 
-    def _become_engine(self, libc: ctypes.CDLL, shim_pid: int, output: int) -> None:
+    def _become_engine(
+        self, libc: ctypes.CDLL, shim_pid: int, output: int, mask: set[int | signal.Signals]
+    ) -> None:
         """Turn the forked child into the engine; never returns."""
         argv = self._launch["argv"]
         try:
@@ -277,6 +281,7 @@ class Shim:
             signal.set_wakeup_fd(-1)
             for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -293,8 +298,7 @@ class Shim:
             return
         self._stop_asked = True
         self._deadline = time.monotonic() + self._launch["grace_seconds"]
-        if self._engine_pid:
-            os.kill(self._engine_pid, signal.SIGTERM)
+        os.kill(self._engine_pid, signal.SIGTERM)
 
     def _on_kill(self, _number: int, _frame: FrameType | None) -> None:
         self._deadline = time.monotonic()

@@ -226,6 +226,22 @@ def test_body_that_is_no_json_object_is_refused(engine: Engine, path: str, body:
     check(engine.http.post(path, content=body), 400, None, "invalid_json")
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "has a number of too many digits"),
+    ],
+    ids=["deep", "digits"],
+)
+def test_body_that_goes_beyond_the_parser_is_refused_in_our_words(
+    engine: Engine, body: bytes, words: str
+) -> None:
+    answer = engine.http.post(COMPLETIONS, content=body)
+    check(answer, 400, None, "invalid_json")
+    assert answer.json()["error"]["message"] == f"the request body {words}"
+
+
 def test_not_a_number_is_no_number(engine: Engine) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "temperature": float("nan")})
     check(engine.http.post(COMPLETIONS, content=body), 400, "temperature")

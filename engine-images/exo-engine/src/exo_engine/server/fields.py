@@ -133,8 +133,13 @@ def parse_object(body: bytes) -> Fields:
         )
     try:
         value = json.loads(body.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as exc:
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
         raise bad_request(f"the request body is not JSON: {exc}", code="invalid_json") from exc
+    except RecursionError as exc:
+        raise bad_request("the request body is nested too deeply", code="invalid_json") from exc
+    except ValueError as exc:  # what Python says then is advice to whoever runs it
+        text = "the request body has a number of too many digits"
+        raise bad_request(text, code="invalid_json") from exc
     if not isinstance(value, dict):
         raise bad_request("the request body must be a JSON object", code="invalid_json")
     if _SURROGATE_ESCAPE.search(body):
