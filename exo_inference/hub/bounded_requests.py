@@ -27,7 +27,7 @@ _LIMITS = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepa
 
 
 class TooSlow(Exception):
-    """The Hub's answer was not there in time. Not a TimeoutError, which is also one of a network disk."""
+    """The Hub's answer was not there in time, or came too slowly. A network disk raises TimeoutError; this is none."""
 
 
 class Bound:
@@ -36,6 +36,7 @@ class Bound:
     Attributes:
         seconds: the time.
         is_over: the time is up, or `cut` was called: what was under way was cut off.
+        least_rate: bytes a second that have to come; 0 before `watch_rate`.
         client: with connections of its own; for all threads of the block. Follows redirects.
     """
 
@@ -51,9 +52,9 @@ class Bound:
         )
         self._lock = threading.Lock()
         self._connections: list[_Connection] = []
-        self._timer = threading.Timer(max(seconds, 0.0), self.cut)
-        self._timer.daemon = True
-        self._timer.start()
+        self._num_bytes, self.least_rate = 0, 0
+        self._has_ended = False
+        self._timer = self._started(self.cut)
 
     def cut(self) -> None:
         """End what is under way, from any thread: it raises TooSlow, and so does all that follows."""
@@ -62,13 +63,40 @@ class Bound:
             for each in self._connections:
                 each.shut()
 
-    def release(self) -> None:
-        """Let what is under way take as long as it takes; `cut` still ends it."""
+    def watch_rate(self, bytes_per_second: int) -> None:
+        """Let what is under way take as long as it takes, if it brings so much; `cut` still ends it.
+
+        From now on each span of `seconds` has to, on average, by what `count` is told.
+        """
         self._timer.cancel()
+        self.least_rate = bytes_per_second
+        self._timer = self._started(self._look)
+
+    def count(self, num_bytes: int) -> None:
+        """Say that so much came."""
+        with self._lock:
+            self._num_bytes += num_bytes
+
+    def _look(self) -> None:
+        with self._lock:
+            came, self._num_bytes = self._num_bytes, 0
+            is_too_slow = came < self.least_rate * self.seconds
+            if not (is_too_slow or self._has_ended):
+                self._timer = self._started(self._look)
+        if is_too_slow:
+            self.cut()
+
+    def _started(self, act: Callable[[], None]) -> threading.Timer:
+        timer = threading.Timer(max(self.seconds, 0.0), act)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def end(self) -> None:
         """Close all connections. No thread may use them any more."""
-        self._timer.cancel()
+        with self._lock:
+            self._has_ended = True
+            self._timer.cancel()
         self.client.close()
         with self._lock:
             for each in self._connections:
@@ -178,6 +206,9 @@ def _refuse_offline(request: httpx2.Request) -> None:
 
 
 def _too_slow(bound: Bound) -> TooSlow:
+    if bound.least_rate:
+        rate = f"{bound.least_rate} bytes a second"
+        return TooSlow(f"less than {rate} came for {bound.seconds:.0f} s")
     return TooSlow(f"the answer was not there after {bound.seconds:.0f} s")
 
 

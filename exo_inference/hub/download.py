@@ -39,6 +39,10 @@ ROOM_HINT = "Make room: the download goes on by itself, from where it stopped"
 
 _HASH_BLOCK_BYTES = 1024 * 1024
 _REPORT_SECONDS = 0.1
+LEAST_BYTES_PER_SECOND = 1024
+"""A file that comes more slowly than this for as long as the Hub may be silent is given up, and gone on with as after
+any other interruption. Weights of 1 GB would take twelve days."""
+
 _MAX_IDLE_ATTEMPTS = 5
 _MAX_WAIT_SECONDS = 16.0
 
@@ -180,9 +184,9 @@ def hash_file(path: Path, file: ModelFile, progress: Progress) -> str | None:
 
 
 def _fetch_partial(download: Download, progress: Progress) -> None:
-    """Complete the partial file; interruptions cost an attempt only when nothing came."""
+    """Complete the partial file; interruptions cost an attempt only when next to nothing came."""
     download.partial.parent.mkdir(parents=True, exist_ok=True)
-    idle_attempts = 0
+    idle_attempts, begin = 0, time.monotonic()
     with _open_partial(download.partial) as output:
         while True:
             position = output.seek(0, os.SEEK_END)
@@ -195,8 +199,9 @@ def _fetch_partial(download: Download, progress: Progress) -> None:
                 progress.wait(0)  # who stops the fetch cuts the line, too
                 if isinstance(error, HfHubHTTPError) and not _is_passing(error):
                     raise
-                came = output.seek(0, os.SEEK_END) != position
-                idle_attempts = 0 if came else idle_attempts + 1
+                came, now = output.seek(0, os.SEEK_END) - position, time.monotonic()
+                is_idle = came <= (now - begin) * LEAST_BYTES_PER_SECOND
+                idle_attempts, begin = idle_attempts + 1 if is_idle else 0, now
                 if idle_attempts >= _MAX_IDLE_ATTEMPTS:
                     raise
                 logger.info("%s was interrupted and goes on", download.file.path)
@@ -227,11 +232,12 @@ def _stream(download: Download, output: FileIO, position: int, progress: Progres
         if response.status_code == 416:
             _truncate(output, position, progress)  # what is there cannot be of this file
         hf_raise_for_status(response)  # which reads what an error says
-        bound.release()  # a file may take its time
+        bound.watch_rate(LEAST_BYTES_PER_SECOND)  # a file may take its time
         if position and response.status_code != 206:
             _truncate(output, position, progress)  # the whole file comes again
             position = 0
         for block in response.iter_bytes():
+            bound.count(len(block))
             position += len(block)
             if position > download.file.size_bytes:
                 raise ModelUnusable(

@@ -14,6 +14,7 @@ from exo_inference.controller.http.replays import REFUSAL_SECONDS
 from tests.controller.conftest import DistinctAuth
 from tests.controller.control_plane_processes import (
     CREDENTIALS,
+    MERGE,
     ControlPlane,
     Process,
     alone,
@@ -133,3 +134,54 @@ def test_what_one_controller_refused_the_other_does_not_do_later(plane: ControlP
     assert plane.call(other, "GET", f"/ai/model/{model}")["state"] == "ready"
     assert plane.call(other, "GET", "/ai/api-key") == {"ai-api-keys": []}
     plane.call(other, "DELETE", f"/ai/model/{model}")  # signed anew it is another one
+
+
+def forget_what_was_done(plane: ControlPlane) -> None:
+    """Leave changes as a controller does that is killed before it notes that they were made."""
+    path = plane.path("inferenceoperations")
+    for each in plane.api.request("GET", path)["items"]:
+        if each["metadata"]["labels"]["inference.exo.dev/record"] == "request":
+            status = {"status": {"recorded": False}}
+            plane.api.client.request(
+                "PATCH", f"{path}/{each['metadata']['name']}/status", status, MERGE
+            )
+
+
+def test_a_rotation_that_was_cut_off_is_finished_and_brings_no_old_value_back(
+    plane: ControlPlane,
+) -> None:
+    leader, other = plane.leader, plane.other
+    uid = plane.call(leader, "POST", "/ai/api-key", {"name": "k", "scope": "public"})["id"]
+    path = f"/ai/api-key/{uid}"
+    rotation = Captured(plane, "POST", f"{path}/rotate")
+    first = rotation.send(leader).json()["value"]
+    forget_what_was_done(plane)
+    assert rotation.send(other).json()["value"] == first
+    latest = plane.call(other, "POST", f"{path}/rotate")["value"]
+    assert latest != first
+    forget_what_was_done(plane)
+    # The other one has done both, and knows without a look at the store.
+    for process, title in ((leader, "Changed since"), (other, "Answered before")):
+        again = rotation.send(process)
+        assert (again.status_code, again.json().get("title")) == (409, title), again.text
+        assert first not in again.text
+        assert plane.call(process, "GET", f"{path}/reveal")["value"] == latest
+
+
+def test_a_change_of_a_key_that_was_cut_off_is_not_made_again_after_another(
+    plane: ControlPlane,
+) -> None:
+    """What was captured would else open all deployments again."""
+    leader, other = plane.leader, plane.other
+    plane.create_ready_model()
+    deployment = plane.create_deployment(leader)
+    body = {"name": "k", "scope": deployment}
+    path = f"/ai/api-key/{plane.call(leader, 'POST', '/ai/api-key', body)['id']}"
+    widening = Captured(plane, "PATCH", path, {"scope": "public"})
+    assert widening.send(leader).json()["scope"] == "public"
+    forget_what_was_done(plane)
+    plane.call(leader, "PATCH", path, {"scope": deployment})
+    wait_for(lambda: plane.call(other, "GET", path)["scope"] == deployment)
+    again = widening.send(other)
+    assert again.status_code == 409, again.text
+    assert plane.call(leader, "GET", path)["scope"] == deployment

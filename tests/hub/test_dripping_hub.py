@@ -8,7 +8,7 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from cryptography.x509.oid import NameOID
 
 from exo_inference.hub import bounded_requests, huggingface, remote_architecture
 from exo_inference.hub.base import ModelFile, ResolvedModel, SourceUnreachable
-from exo_inference.hub.bounded_requests import TooSlow, bounded
+from exo_inference.hub.bounded_requests import Bound, TooSlow, bounded
+from exo_inference.hub.download import LEAST_BYTES_PER_SECOND
 from exo_inference.hub.huggingface import HuggingFaceSource
 from exo_inference.hub.remote_architecture import fetch
 
@@ -36,7 +37,7 @@ ANSWERS_TO_A_FILE = {
     "error body": b"HTTP/1.1 503 Busy\r\nContent-Length: 1000000\r\n\r\n",
     "chunk extension": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5;",
 }
-MODEL = ResolvedModel("org/model", "0" * 40, (ModelFile("config.json", 5, None, None),))
+MODEL = ResolvedModel("org/model", "0" * 40, (ModelFile("config.json", 1_000_000, None, None),))
 
 
 class Dripping:
@@ -145,13 +146,9 @@ async def test_the_thread_that_asked_for_an_architecture_is_free_again(hub: Drip
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "answer", [WHERE["header"], ANSWERS_TO_A_FILE["error body"]], ids=["header", "error body"]
-)
-async def test_a_file_whose_header_or_error_never_ends_is_given_up(
-    tmp_path: Path, answer: bytes
-) -> None:
-    server = Dripping(answer)
+@pytest.mark.parametrize("where", [*WHERE, *ANSWERS_TO_A_FILE])
+async def test_a_file_that_drips_is_given_up(tmp_path: Path, where: str) -> None:
+    server = Dripping((WHERE | ANSWERS_TO_A_FILE)[where])
     try:
         source = HuggingFaceSource(
             endpoint=f"http://127.0.0.1:{server.port}", timeout_seconds=LIMIT, retry_seconds=0.001
@@ -199,3 +196,57 @@ def test_the_same_holds_over_tls(
                 bound.client.get(f"https://127.0.0.1:{server.port}/", timeout=30)
     finally:
         server.close()
+
+
+class HandFired:
+    """Timers that fire when they are told to."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self.seconds, self.fire = seconds, act
+        self.daemon = self.is_started = self.is_cancelled = False
+
+    def start(self) -> None:
+        self.is_started = True
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[HandFired]:
+    made: list[HandFired] = []
+
+    def make(seconds: float, act: Callable[[], None]) -> HandFired:
+        made.append(HandFired(seconds, act))
+        return made[-1]
+
+    monkeypatch.setattr(threading, "Timer", make)
+    return made
+
+
+def test_what_comes_at_the_least_rate_may_take_as_long_as_it_takes(timers: list[HandFired]) -> None:
+    bound = Bound(30)
+    bound.watch_rate(LEAST_BYTES_PER_SECOND)
+    assert timers[0].is_cancelled
+    for _ in range(1000):  # more than eight hours
+        for num_bytes in (1, 30 * LEAST_BYTES_PER_SECOND - 1):
+            bound.count(num_bytes)
+        timers[-1].fire()
+        assert not bound.is_over
+    assert {each.seconds for each in timers if each.is_started} == {30}
+    assert len(timers) == 1002
+    bound.count(30 * LEAST_BYTES_PER_SECOND - 1)
+    timers[-1].fire()
+    assert bound.is_over
+    bound.end()
+    assert len(timers) == 1002
+
+
+def test_a_rate_is_not_watched_after_the_end(timers: list[HandFired]) -> None:
+    """As where the timer fires in the moment in which the file is complete."""
+    bound = Bound(30)
+    bound.watch_rate(1)
+    bound.count(30)
+    bound.end()
+    timers[-1].fire()
+    assert len(timers) == 2

@@ -134,10 +134,11 @@ async def test_server_that_ignores_ranges_sends_the_whole_file_again(
     assert (directory / "model.safetensors").read_bytes() == repo.files["model.safetensors"]
 
 
+@pytest.mark.parametrize("drops", [[300_000] + [0] * 6, [1] * 1000], ids=["silent", "byte by byte"])
 async def test_line_that_stays_broken_is_reported_and_what_came_is_kept(
-    source: HuggingFaceSource, hub: HubServer, directory: Path
+    source: HuggingFaceSource, hub: HubServer, directory: Path, drops: list[int]
 ) -> None:
-    hub.repos["acme/small"].drops["model.safetensors"] = [300_000, 0, 0, 0, 0, 0, 0]
+    hub.repos["acme/small"].drops["model.safetensors"] = drops
     with pytest.raises(SourceUnreachable, match="cannot reach the Hub") as caught:
         await fetch(source, directory)
     assert "HF_ENDPOINT" in (caught.value.hint or "")

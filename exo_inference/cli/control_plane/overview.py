@@ -21,6 +21,7 @@ from exo_inference.cli.control_plane.recovery import find_losses, get, recover_s
 from exo_inference.cli.rendering.output import Field, Record
 
 if TYPE_CHECKING:
+    from exo_inference.errors import UsageError
     from exo_inference.local_settings import LocalSettings
     from exo_inference.state_dir import StateDir
 
@@ -125,34 +126,40 @@ def look_at(state: StateDir) -> Overview:
     """Find out how a control plane stands; asks its servers whether they answer.
 
     Raises:
-        UsageError: its settings cannot be read; or nothing of it runs, and its configuration file is
-            damaged.
+        UsageError: nothing of it runs, and its settings or its configuration file cannot be read.
     """
     from exo_inference.errors import ConfigurationError, UsageError
     from exo_inference.local_settings import load_settings, read_credentials
 
     servers, engines = find_servers(state), _find_engines(state)
-    damage: tuple[str, ...] = ()
+    runs = any(process.pid for process in (*servers, *engines))
+    damage: list[str] = []
     try:
         settings = load_settings(state)
-    except UsageError:  # what runs knows them
+    except UsageError as exc:  # what runs may know them
         settings = recover_settings(servers)
-        if settings is None:
+        if settings is None and not runs:
             raise
+        if settings is None:
+            damage.append(_refused("settings.json", exc))
     try:
         api_key = read_credentials(state).key
     except ConfigurationError:
         api_key = ""
     except UsageError as exc:  # of what runs it is a loss
-        if not any(process.pid for process in (*servers, *engines)):
+        if not runs:
             raise
         api_key = ""
-        damage = (f"exoscale.toml is damaged: {exc.message}. `up` refuses it until it is mended",)
+        damage.append(_refused("exoscale.toml", exc))
     if settings is None:
         settings = recover_settings(servers)
     servers = [_with_answer(process, settings) for process in servers]
-    losses = find_losses(state, servers) or damage
+    losses = find_losses(state, servers, settings) or tuple(damage)
     return Overview(state, settings, api_key, (*servers, *engines), losses)
+
+
+def _refused(name: str, damage: UsageError) -> str:
+    return f"{name} is damaged: {damage.message}. `up` refuses it until it is mended"
 
 
 def _find_engines(state: StateDir) -> list[LocalProcess]:

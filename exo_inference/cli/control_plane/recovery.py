@@ -63,8 +63,16 @@ def listening_address(pid: int | None) -> tuple[str, int] | None:
     return None
 
 
-def find_losses(state: StateDir, servers: Sequence[LocalProcess]) -> tuple[str, ...]:
-    """Say what was deleted or damaged under running servers; empty where nothing was."""
+def find_losses(
+    state: StateDir, servers: Sequence[LocalProcess], settings: LocalSettings | None
+) -> tuple[str, ...]:
+    """Say what was deleted or damaged under running servers; empty where nothing was.
+
+    Args:
+        state: the directory.
+        servers: of it, also those that do not run.
+        settings: what they run with; None where that cannot be found out.
+    """
     from exo_inference.local_settings import has_damaged_settings
 
     running = {process.name: process.pid for process in servers if process.pid is not None}
@@ -72,11 +80,12 @@ def find_losses(state: StateDir, servers: Sequence[LocalProcess]) -> tuple[str, 
         return ()
     if any(_is_elsewhere(state, pid) for pid in running.values()):
         return (DIRECTORY_LOSS,)
+    then = "`up` restores it" if settings else "not all of it runs, so it cannot be restored"
     losses = []
     if not state.settings_file.exists():
-        losses.append("settings.json was deleted; `up` restores it")
+        losses.append(f"settings.json was deleted; {then}")
     elif has_damaged_settings(state):
-        losses.append("settings.json is damaged; `up` restores it")
+        losses.append(f"settings.json is damaged; {then}")
     if not state.config_file.exists():
         losses.append(
             "exoscale.toml was deleted, with the API's secret; `up` makes new credentials"
@@ -122,7 +131,7 @@ def restore_files(
         set_aside,
     )
 
-    losses = find_losses(state, servers)
+    losses = find_losses(state, servers, settings)
     if DIRECTORY_LOSS in losses:
         raise ExoError(
             f"the control plane of {state.root} still runs, but {DIRECTORY_LOSS}",

@@ -31,6 +31,7 @@ from exo_inference.controller.http.body import MAX_BODY_BYTES
 from exo_inference.controller.http.operations import answered_before
 from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory, Superseded
 from exo_inference.controller.stores.base import (
+    ChangeSuperseded,
     ObjectRefused,
     StoreTooNew,
     StoreUnwritable,
@@ -269,6 +270,7 @@ def _to_refused(exc: Exception) -> Refused | None:
         StoreUnwritable: (412, "Change not stored"),
         ObjectRefused: (412, "Change not stored"),
         VersionConflict: (409, "Changed meanwhile"),
+        ChangeSuperseded: (409, "Changed since"),
         StoreTooNew: (412, "Object not readable"),
         PlatformError: (412, "Platform not able"),
     }

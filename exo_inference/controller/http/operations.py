@@ -18,6 +18,7 @@ from datetime import UTC, date, datetime
 from starlette.requests import Request
 
 from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.context import context_of
 from exo_inference.controller.http.views import deletion_details
 from exo_inference.controller.stores.base import (
     NewEvent,
@@ -151,20 +152,22 @@ async def identify_request(request: Request) -> RecordedRequest:
 
     That is the signature, as the vendor's clients send the same one again when they retry, and the
     key of an `Idempotency-Key` header, if there is one. Nobody signs the header, so it does not take
-    the signature's place. So a retry is known after a restart, and to another controller.
+    the signature's place. So a retry is known after a restart, and to another controller, whatever its header.
 
     Raises:
-        Refused: the key is not one.
+        Refused: the key is not one, and the request was not done before.
     """
     signature = signature_key(request.state.signature)
     key = request.headers.get("idempotency-key", signature)
     if not _KEY.fullmatch(key):
-        raise Refused(
-            400,
-            "Idempotency key not usable",
-            "the header Idempotency-Key must be 1 to 255 printable ASCII characters",
-            hint="A random UUID for each new create is a good key.",
-        )
+        if await context_of(request).store.find_request(signature) is None:
+            raise Refused(
+                400,
+                "Idempotency key not usable",
+                "the header Idempotency-Key must be 1 to 255 printable ASCII characters",
+                hint="A random UUID for each new create is a good key.",
+            )
+        key = signature
     fingerprint = await _fingerprint(request)
     return RecordedRequest(key, fingerprint, "", None if key == signature else signature)
 
@@ -219,7 +222,7 @@ async def find_repeated(store: RecordStore, request: RecordedRequest) -> str | N
     Raises:
         Refused: 409, the key was used for another create, or the write was refused.
     """
-    for key in request.keys:
+    for key in reversed(request.keys):  # the signature first: an unsigned header spoils no repeat
         before = await store.find_request(key)
         if before is None:
             continue

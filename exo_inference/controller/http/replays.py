@@ -132,7 +132,7 @@ class ReplayMemory:
             target: what it changes, if that is there already.
             repeat: answers a repeat of what was done, one at a time, where what was told may be over
                 since: another controller may have ended it. It knows the write and has no effect, and what
-                it answers takes nothing from the first: a header that nobody signs can have it refused.
+                it answers takes nothing from the first: it is refused where the value is over, for now or for good.
 
         Returns:
             The answer of before, which is still to be sent; None if `first` or `repeat` has run.

@@ -39,6 +39,10 @@ class RequestRepeated(VersionConflict):
     """A create with this idempotency key was recorded, or is being recorded, by someone else."""
 
 
+class ChangeSuperseded(StoreError):
+    """The same change was begun before and cut off, and another one was made since; nothing was changed."""
+
+
 class StoreDamaged(StoreError):
     """The store's data cannot be read; nothing was changed."""
 
@@ -164,8 +168,12 @@ class ObjectStore(Protocol):
 
         When the object is being deleted and its last finalizer is gone, it is removed.
 
+        A change with a request that was begun before and cut off is finished; where another one was made since
+        it would take that back, and is refused. Stores with transactions begin no change that they do not end.
+
         Raises:
             ObjectNotFound, NameTaken, VersionConflict
+            ChangeSuperseded: where there are no transactions.
         """
         ...
 

@@ -170,25 +170,33 @@ def test_a_configuration_file_that_is_damaged_under_a_running_control_plane_is_s
     assert exo("ai", "down").code == 0
 
 
-def test_engines_that_run_alone_are_listed_beside_a_damaged_configuration_file(
-    exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes]
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("exoscale.toml", "cannot read credentials from "),
+        ("settings.json", "cannot read the settings of this control plane from "),
+    ],
+)
+def test_engines_that_run_alone_are_listed_beside_a_damaged_file(
+    exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes], name: str, reason: str
 ) -> None:
     state.create()
-    state.config_file.write_text("[[accounts")
+    damaged = state.root / name
+    damaged.write_text("[[accounts")
     status = exo("ai", "status", "-O", "json")
     assert status.code == 4, status
     found = json.loads(status.out)
     assert (found["state"], found["processes"][-1]["pid"]) == ("degraded", sleeper.pid)
     (problem,) = found["problems"]
-    assert problem.startswith("exoscale.toml is damaged: cannot read credentials from ")
+    assert problem.startswith(f"{name} is damaged: {reason}")
     assert status.err.splitlines() == [
         f"warning: {problem}",
         "Engines alone run. Run `exo dedicated-inference up`.",
     ]
     started = up()
     assert started.code == 2
-    assert str(state.config_file) in started.err
-    assert state.config_file.read_text() == "[[accounts"
+    assert str(damaged) in started.err
+    assert damaged.read_text() == "[[accounts"
     sleeper.kill()
     sleeper.wait()
 

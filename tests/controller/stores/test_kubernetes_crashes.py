@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.stores.base import (
+    ChangeSuperseded,
     NewEvent,
     ObjectNotFound,
     RecordedRequest,
@@ -189,6 +190,34 @@ async def test_a_killed_change_is_not_taken_for_one_that_happened(
     await scale(store, "again")
     assert await store.find_request("the-key") is not None
     assert (await store.get(KIND, UID)).spec.replicas == 5
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 5))
+async def test_a_killed_change_is_not_made_over_another_that_came_since(
+    mortal: Callable[[], Awaitable[KubernetesStore]], number: int, answered: bool
+) -> None:
+    store = await mortal()
+    await store.create(new_deployment())
+
+    async def scale(store: Store, attempt: str) -> object:
+        present = await store.get(KIND, UID)
+        return await store.update(with_replicas(present, 5), recording(attempt, with_key=True))
+
+    assert await kill_at(store, number, answered, scale)
+    store = await mortal()
+    await store.update(with_replicas(await store.get(KIND, UID), 2))
+    assert await store.find_request("the-key") is None
+    if (number, answered) == (1, False):  # nobody knows that it was begun
+        await scale(store, "again")
+    else:
+        for attempt in ("again", "once-more"):
+            with pytest.raises(ChangeSuperseded, match="begun before and cut off"):
+                await scale(store, attempt)
+    wanted = 5 if (number, answered) == (1, False) else 2
+    assert (await store.get(KIND, UID)).spec.replicas == wanted
+    secret = await store.get_secret(UID, "api-key")
+    assert secret in (None, b"again", f"killed-{number}-{answered}".lower().encode())
 
 
 async def test_a_refused_change_leaves_the_secret_as_it_was(

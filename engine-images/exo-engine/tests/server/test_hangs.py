@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -166,3 +167,29 @@ def test_24_clients_that_keep_their_connections_are_answered_with_64_descriptors
     assert set(statuses) <= {200, 429, 503}
     assert statuses.count(200) >= 24
     assert engine.http.get("/health").status_code == 200
+
+
+def test_with_64_descriptors_that_are_all_taken_newcomers_are_told_to_come_again(
+    start_engine: Start,
+) -> None:
+    """Eight requests whose bodies do not come keep all connections busy."""
+    engine = start_engine()
+    resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (64, 64))  # long before it listens
+    engine.wait_ready()
+    engine.http.close()
+
+    def ask(method: str, path: str, **what: object) -> httpx.Response:
+        transport = httpx.HTTPTransport(uds=str(engine.socket))
+        with httpx.Client(transport=transport, base_url="http://engine", timeout=120) as client:
+            return client.request(method, path, **what)
+
+    with ExitStack() as held:
+        for _ in range(8):
+            client = held.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(engine.socket))
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        told = ask("POST", "/v1/completions", json=LONG | {"max_tokens": 3})
+        assert (told.status_code, told.headers["Retry-After"]) == (429, "1")
+        assert told.json()["error"]["code"] == "connections_busy"
+        assert ask("GET", "/health").status_code == 200
+    assert ask("POST", "/v1/completions", json=LONG | {"max_tokens": 3}).status_code == 200

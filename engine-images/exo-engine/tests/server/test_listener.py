@@ -92,8 +92,8 @@ async def serving(path: Path, max_connections: int) -> AsyncIterator[None]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    async def close(_: web.Request, response: web.StreamResponse) -> None:
-        room.close_after(response)
+    async def close(request: web.Request, response: web.StreamResponse) -> None:
+        room.close_after(request, response)
 
     app.router.add_get("/", answer)
     app.on_response_prepare.append(close)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from exo_inference.controller.stores.base import Recording, StoreUnreachable
 from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.records import Effect, Records
+from exo_inference.controller.stores.kubernetes.records import Basis, Effect, Records
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.identity import is_uuid
@@ -37,7 +37,11 @@ class Companions:
 
     @contextlib.asynccontextmanager
     async def before(
-        self, recording: Recording | None, subject: OperationSubject, effect: Effect
+        self,
+        recording: Recording | None,
+        subject: OperationSubject,
+        effect: Effect,
+        basis: Basis | None = None,
     ) -> AsyncIterator[None]:
         """Write what must not be missing once the object is written, which is done inside.
 
@@ -45,11 +49,12 @@ class Companions:
             recording: what belongs to the write.
             subject: the object.
             effect: a create keeps the secrets of an attempt before.
+            basis: what a change is made on.
         """
         undo: _Undo = []
         try:
             if recording is not None:
-                await self._write(recording, subject, undo, effect)
+                await self._write(recording, subject, undo, effect, basis)
             yield
         except StoreError as exc:
             if not isinstance(exc, StoreUnreachable):  # then the outcome is not known
@@ -97,13 +102,18 @@ class Companions:
             logger.warning("a write is remembered by its object alone: %s", exc.message)
 
     async def _write(
-        self, recording: Recording, subject: OperationSubject, undo: _Undo, effect: Effect
+        self,
+        recording: Recording,
+        subject: OperationSubject,
+        undo: _Undo,
+        effect: Effect,
+        basis: Basis | None,
     ) -> None:
         operation, request = recording.operation, recording.request
         is_new = effect is Effect.CREATE
         if request is not None:
             for key in request.keys:
-                if await self._records.claim(key, request, subject, effect):
+                if await self._records.claim(key, request, subject, effect, basis):
                     undo.append(functools.partial(self._records.remove_request, key))
 
         async def write_operation(operation: Operation) -> None:

@@ -12,11 +12,13 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from exo_inference.controller.stores.base import (
+    ChangeSuperseded,
     ObjectNotFound,
     RecordedRequest,
     RequestRepeated,
@@ -24,7 +26,7 @@ from exo_inference.controller.stores.base import (
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 from exo_inference.kubernetes_api.deletion import delete_if_there
-from exo_inference.kubernetes_api.objects import UID_LABEL, read_object
+from exo_inference.kubernetes_api.objects import UID_LABEL, dump_part, read_object
 from exo_inference.resources import (
     API_GROUP,
     API_VERSION,
@@ -49,6 +51,9 @@ RECORD_LABEL = f"{API_GROUP}/record"
 _CHANGE = f"{API_GROUP}/change"
 """Annotation of the memory of what is no create: its `Effect`, or `REFUSED`."""
 
+_BASIS = f"{API_GROUP}/changes-version"
+"""Annotation of the memory of a change: the version of its object that it was made on."""
+
 REFUSED = "refused"
 """Instead of an `Effect`: the write had none. `resultId` is then until when it is judged again."""
 
@@ -72,6 +77,27 @@ class Effect(StrEnum):
     CREATE = "create"
     CHANGE = "true"  # as it has always been written
     DELETION = "deletion"
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a change is made on.
+
+    Attributes:
+        version: of what was wanted of the object; it never comes again.
+        is_left: the change makes it another one; no, where what is asked for is so already.
+    """
+
+    version: str
+    is_left: bool
+
+    @classmethod
+    def of(cls, present: Resource, wanted: Resource) -> Basis:
+        """Return that of a change of an object as it is."""
+        # A new name is no new specification, and so no new generation.
+        version = f"{present.metadata.generation} {present.metadata.name}"
+        is_renamed = present.metadata.name != wanted.metadata.name
+        return cls(version, is_renamed or dump_part(present, "spec") != dump_part(wanted, "spec"))
 
 
 class Records:
@@ -111,7 +137,12 @@ class Records:
         return Operation.model_validate_json(spec.result.answer)
 
     async def claim(
-        self, key: str, request: RecordedRequest, subject: OperationSubject, effect: Effect
+        self,
+        key: str,
+        request: RecordedRequest,
+        subject: OperationSubject,
+        effect: Effect,
+        basis: Basis | None = None,
     ) -> bool:
         """Begin an idempotent write; return False if it was begun before, for the same uid.
 
@@ -120,15 +151,19 @@ class Records:
             request: the write.
             subject: the object that it makes, changes or removes.
             effect: which of these.
+            basis: what a change is made on.
 
         Raises:
             RequestRepeated: it was recorded, or someone else is recording it.
+            ChangeSuperseded: it was cut off, and another change was made since.
         """
         wanted = IdempotentRequest(fingerprint=request.fingerprint, result_id=request.result_id)
         spec = OperationSpec(subject=subject, request=wanted)
         body = _record(_request_name(key), "request", spec)
         if effect is not Effect.CREATE:
             body["metadata"]["annotations"] = {_CHANGE: effect.value}
+        if basis is not None:
+            body["metadata"]["annotations"][_BASIS] = basis.version
         try:
             await self._api.create(self._path(), body)
         except ApiRefusal as exc:
@@ -136,7 +171,7 @@ class Records:
                 raise
         else:
             return True
-        return await self._take_over(key, body, subject)
+        return await self._take_over(key, body, subject, basis)
 
     async def find_request(self, key: str) -> RecordedRequest | None:
         """Return the write that is known under this key, if it was made, or refused for good."""
@@ -242,8 +277,10 @@ class Records:
                 return
             query = {**query, "continue": page["metadata"]["continue"]}
 
-    async def _take_over(self, key: str, body: dict[str, Any], subject: OperationSubject) -> bool:
-        """Go on with a create that was begun before and cut off."""
+    async def _take_over(
+        self, key: str, body: dict[str, Any], subject: OperationSubject, basis: Basis | None
+    ) -> bool:
+        """Go on with a write that was begun before and cut off."""
         raw = await self._get(_request_name(key))
         if raw is None:  # pruned in this moment
             raise RequestRepeated("the same create was forgotten meanwhile", hint="Repeat it.")
@@ -253,6 +290,12 @@ class Records:
                 hint="Repeat the request: it is answered with what was created.",
             )
         is_ours = _read(raw).spec.subject.uid == subject.uid
+        if basis is not None and basis.is_left and _basis_of(raw) not in (None, basis.version):
+            raise ChangeSuperseded(
+                f"this very change of {subject.kind} {subject.name!r} was begun before and cut off, and "
+                "another one was made since",
+                hint="Look at what is there, and sign a new request if the change is still wanted.",
+            )
         is_free = is_ours or _effect_of(raw) == REFUSED
         if not is_free and datetime.now(UTC) - _created(raw["metadata"]) < ABANDONED_AFTER:
             raise RequestRepeated(
@@ -273,7 +316,7 @@ class Records:
         if record.status.recorded:
             return True
         if effect in (Effect.CHANGE, REFUSED):
-            return False  # not confirmed: a repeat makes the same change again
+            return False  # not confirmed: a repeat finishes the change
         subject = record.spec.subject
         found = await self._find_object(subject)
         if effect == Effect.DELETION:
@@ -334,6 +377,11 @@ def _read(raw: Mapping[str, Any]) -> InferenceOperation:
 
 def _effect_of(raw: Mapping[str, Any]) -> str:
     return str(raw["metadata"].get("annotations", {}).get(_CHANGE, Effect.CREATE))
+
+
+def _basis_of(raw: Mapping[str, Any]) -> str | None:
+    found = raw["metadata"].get("annotations", {}).get(_BASIS)
+    return None if found is None else str(found)
 
 
 def _seconds(text: str) -> float:

@@ -28,7 +28,7 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.records import KINDS, Effect, Records
+from exo_inference.controller.stores.kubernetes.records import KINDS, Basis, Effect, Records
 from exo_inference.controller.stores.kubernetes.refusals import check_version, gone, name_taken
 from exo_inference.controller.stores.kubernetes.schemas import explain_missing, refuse_old_schemas
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
@@ -193,8 +193,9 @@ class KubernetesStore:
         if "spec" in patch:
             await self._refuse_unreadable(cache, stored)
         after = await self._write(
-            type(obj), stored, recording, lambda: self._patch(cache, stored, "", patch)
-        )
+            type(obj), stored, recording, lambda: self._patch(cache, stored, "", patch),
+            basis=Basis.of(present, obj),
+        )  # fmt: skip
         return cast(R, self._present(cache, after))
 
     async def update_status(self, obj: R, recording: Recording | None = None) -> R:
@@ -391,12 +392,13 @@ class KubernetesStore:
         recording: Recording | None,
         write: Callable[[], Awaitable[Stored]],
         effect: Effect = Effect.CHANGE,
+        basis: Basis | None = None,
     ) -> Stored:
         """Record what belongs to a write, make it, record the rest."""
         cache = self._caches[kind.KIND]
         uid = cache.uid_of(stored)
         subject = OperationSubject(kind=kind.KIND, name=stored.name, uid=uid)
-        async with self._companions.before(recording, subject, effect):
+        async with self._companions.before(recording, subject, effect, basis):
             after = await write()
         present = cache.by_uid(uid)
         is_gone = present is None or present.uid != stored.uid  # another may have asked for the uid

@@ -59,7 +59,7 @@ def build_app(service: Service) -> web.Application:
 
 def _make_room(service: Service) -> Callable[..., Awaitable[None]]:
     async def make_room(request: web.Request, response: web.StreamResponse) -> None:
-        service.room.close_after(response)
+        service.room.close_after(request, response)
 
     return make_room
 
@@ -76,6 +76,8 @@ def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
         if not is_computing:
             return await route(request, service)
         service.check_open()
+        if service.room.is_guest(request):
+            raise _no_room()
         check_task(service.link.info, request.path)
         service.enter()
         tracing = service.tracing
@@ -86,6 +88,16 @@ def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
             service.leave()
 
     return handle
+
+
+def _no_room() -> ApiError:
+    """Return what is told to one that waited for a connection until there was no hope of one."""
+    return ApiError(
+        429,
+        "all the connections that this replica may have are busy with other requests",
+        code="connections_busy",
+        headers={"Retry-After": "1"},
+    )
 
 
 def _credentials(request: web.Request) -> str | None:

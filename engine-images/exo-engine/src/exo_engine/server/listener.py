@@ -35,6 +35,12 @@ SPARED_SECONDS = 1.0
 _BATCH = 64
 """So many connections are taken before other work gets on."""
 
+PATIENCE_SECONDS = 5.0
+"""So long all connections may be busy while others wait, before those are told to come again."""
+
+GUEST_SECONDS = 2.0
+"""So long each of them may take for it."""
+
 _FULL_SECONDS = 0.02
 """How long a server that has all the connections it may have waits until it looks whether one has ended."""
 
@@ -47,15 +53,25 @@ class Room:
     """Whether connections wait that there is no room for: then an answer is the last one on its connection.
 
     Without that, a few clients that keep their connections busy would keep all others out.
+
+    Attributes:
+        is_short: some wait.
+        guest: one beyond the bound, taken only to be told to come again, or that the server is well.
     """
 
-    is_short = False
+    def __init__(self) -> None:
+        self.is_short = False
+        self.guest: web.RequestHandler | None = None
 
-    def close_after(self, response: web.StreamResponse) -> None:
+    def close_after(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Have a response end its connection, and say so, while others wait for one."""
-        if self.is_short:
+        if self.is_short or self.is_guest(request):
             response.force_close()
             response.headers["Connection"] = "close"
+
+    def is_guest(self, request: web.BaseRequest) -> bool:
+        """Whether a request came on a connection that nothing is computed for."""
+        return request.protocol is self.guest
 
 
 @contextlib.contextmanager
@@ -146,13 +162,13 @@ async def accept(
 
     The event loop's own way takes all that come: uvloop, once it has no descriptor left, hangs up on
     everything that waits. For what waits, connections without a request are given up, the one first that
-    has been so for the longest.
+    has been so for the longest. Where all are busy for long, those that wait become guests, one at a time.
 
     Args:
         runner: of the server.
         listener: where connections come.
         max_connections: so many at once; None is as many as the process has descriptors for.
-        room: told when there is none.
+        room: told when there is none, and who is a guest.
     """
     bound = max_connections or _count_connections()
     await _Site(runner, listener, bound, room or Room()).start()
@@ -191,6 +207,26 @@ class _Site(web.BaseSite):
         acceptor.resume()
 
 
+class _Reserve:
+    """A descriptor that is kept for when there is no other."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self.open()
+
+    def open(self) -> None:
+        """Keep one, if there is one."""
+        if self._descriptor is None:
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(os.devnull, os.O_RDONLY)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 class _Acceptor:
     """Takes connections as long as there are fewer than the bound."""
 
@@ -205,6 +241,9 @@ class _Acceptor:
         self._loop = asyncio.get_running_loop()
         self._beginning: dict[asyncio.Task[None], web.RequestHandler] = {}
         self._later: asyncio.TimerHandle | None = None
+        self._full_since: float | None = None
+        self._guest_until = 0.0
+        self._reserve = _Reserve()  # the descriptor of a guest
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
@@ -216,6 +255,7 @@ class _Acceptor:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
+        self._reserve.close()
 
     async def wait_closed(self) -> None:
         """Return at once: what was taken ends with the server."""
@@ -226,34 +266,68 @@ class _Acceptor:
 
     def _take(self) -> None:
         self._room.is_short = False
+        self._see_guest_off()
         for _ in range(_BATCH):
             if not _has_waiting(self._listener):  # which accept does not tell without a descriptor
                 return
-            if self._num_connections() >= self._max_connections:
-                self._make_room()
-                self._wait()
-                return
-            try:
-                client, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as exc:
-                if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
+            if self._num_connections() < self._max_connections and self._accept():
+                self._full_since = None
+                continue
+            self._make_room()
+            self._take_guest()
+            self._wait()
+            return
+
+    def _accept(self, *, as_guest: bool = False) -> bool:
+        """Take one connection; return False where there is no descriptor for it."""
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return True  # it has hung up
+        except OSError as exc:
+            if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            if self._full_since is None:
                 logger.warning("no connection can be taken for a moment: %s", exc.strerror)
-                self._make_room()
-                self._wait()
-                return
-            client.setblocking(False)
-            connection = self._server()
-            task = self._loop.create_task(self._begin(connection, client), name="connection")
-            self._beginning[task] = connection
-            task.add_done_callback(self._beginning.pop)
+            return False
+        client.setblocking(False)
+        connection = self._server()
+        if as_guest:
+            self._room.guest = connection
+        task = self._loop.create_task(self._begin(connection, client), name="connection")
+        self._beginning[task] = connection
+        task.add_done_callback(self._beginning.pop)
+        return True
+
+    def _take_guest(self) -> None:
+        """Take one connection beyond the bound, if all have been busy for long; there is one at a time."""
+        now = self._loop.time()
+        if self._full_since is None:
+            self._full_since = now
+        is_hopeless = not self._idle and now - self._full_since >= PATIENCE_SECONDS
+        if self._room.guest is None and is_hopeless:
+            self._reserve.close()
+            self._guest_until = now + GUEST_SECONDS
+            self._accept(as_guest=True)
+            self._room.is_short = _has_waiting(self._listener)
+            if self._room.guest is None:
+                self._reserve.open()
+
+    def _see_guest_off(self) -> None:
+        guest = self._room.guest
+        if guest is None:
+            return
+        if guest in self._server.connections or guest in self._beginning.values():
+            if self._loop.time() >= self._guest_until:  # as one whose body does not come
+                guest.force_close()
+            return
+        self._room.guest = None
+        self._reserve.open()
 
     def _num_connections(self) -> int:
-        """Count each once: the server knows one that begins before its task has ended."""
-        begun = self._server.connections
-        return len(begun) + len(set(self._beginning.values()).difference(begun))
+        """Count each once: the server knows one that begins before its task has ended. A guest does not count."""
+        known = {*self._server.connections, *self._beginning.values()}
+        return len(known - {self._room.guest})
 
     def _make_room(self) -> None:
         """Give up a connection without a request, and let those that have one end with their answer."""
