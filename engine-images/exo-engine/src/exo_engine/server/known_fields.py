@@ -290,6 +290,13 @@ MESSAGES = KnownFields(
     _ANTHROPIC_HARMLESS,
     _ANTHROPIC_REFUSED,
 )
+_OF_ANSWERS = frozenset(
+    ["max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream", "cache_salt"]
+)
+COUNT_TOKENS = KnownFields(
+    MESSAGES.honoured - _OF_ANSWERS, MESSAGES.harmless | _OF_ANSWERS, MESSAGES.refused
+)
+"""Of /v1/messages/count_tokens: a request of /v1/messages may be counted as it is, and there is no answer."""
 _POOLING_HARMLESS = HARMLESS | {"cache_salt"}  # nothing of a text is cached
 _POOLING_REFUSED = {
     **UNSUPPORTED,
