@@ -34,7 +34,7 @@ from exo_engine.server.routes.requests import note_usage, read_request
 from exo_engine.server.service import Service
 from exo_engine.tokenizer.wrapping import cut
 
-_PAIRS = (
+PAIRS = (
     ("text_1", "text_2"),
     ("queries", "documents"),
     ("queries", "items"),
@@ -192,11 +192,11 @@ class Scoring:
 
 def _sides(fields: Fields) -> tuple[str, str]:
     """Return under which names the two sides are."""
-    found = {name for pair in _PAIRS for name in pair if fields.has(name)}
-    for pair in _PAIRS:
+    found = {name for pair in PAIRS for name in pair if fields.has(name)}
+    for pair in PAIRS:
         if found == set(pair):
             return pair
-    known = " or ".join(" and ".join(pair) for pair in _PAIRS)
+    known = " or ".join(" and ".join(pair) for pair in PAIRS)
     raise bad_request(
         f"the two sides must be {known}, got {', '.join(sorted(found)) or 'none'}", "text_1"
     )
