@@ -126,6 +126,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "logprob_token_ids": "logprob_token_ids (use logprobs)",
     "return_prompt_text": "return_prompt_text (use /tokenize and /detokenize)",
     "return_token_offsets": "return_token_offsets",
+    "return_weight_versions": "telling versions of weights",
     "routed_experts_prompt_start": "telling the experts of tokens",
     "stream_interval": "stream_interval",
 }
@@ -335,13 +336,14 @@ POOLING = KnownFields(
 CLASSIFY = KnownFields(
     _POOLING | {"input", "add_special_tokens"}, _POOLING_HARMLESS, _POOLING_REFUSED
 )
+_PAIRS = _POOLING | {"documents", "max_tokens_per_query", "max_tokens_per_doc"}
 SCORE = KnownFields(
-    _POOLING | {"text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"},
+    _PAIRS | {"text_1", "text_2", "queries", "items", "data_1", "data_2"},
     _POOLING_HARMLESS,
     _POOLING_REFUSED,
 )
 RERANK = KnownFields(
-    _POOLING | {"query", "documents", "top_n", "return_documents", "max_tokens_per_doc"},
+    _PAIRS | {"query", "top_n", "return_documents"},
     _POOLING_HARMLESS,
     _POOLING_REFUSED,
 )

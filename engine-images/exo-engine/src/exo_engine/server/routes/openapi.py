@@ -16,8 +16,8 @@ from exo_engine.server.routes.scores import PAIRS
 
 _TYPES: Final[dict[str, str]] = {
     "integer": """
-        dimensions max_completion_tokens max_output_tokens max_tokens max_tokens_per_doc min_tokens n priority
-        prompt_logprobs seed top_k top_logprobs top_n truncate_prompt_tokens
+        dimensions max_completion_tokens max_output_tokens max_tokens max_tokens_per_doc max_tokens_per_query
+        min_tokens n priority prompt_logprobs seed top_k top_logprobs top_n truncate_prompt_tokens
     """,
     "number": """
         frequency_penalty min_p presence_penalty repetition_penalty temperature top_p
