@@ -90,8 +90,10 @@ def _read_messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _read_stops(fields: Fields) -> list[Any] | None:
     stops = fields.values.get("stop_sequences")
-    if not isinstance(stops, list | None):
-        raise fields.wrong("stop_sequences", "a list of strings")
+    if stops is None:
+        return None
+    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+        raise fields.wrong("stop_sequences", "a list of strings that are not empty")
     return stops
 
 
