@@ -80,6 +80,14 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     "no answer wanted, newer name": ({"max_completion_tokens": 0}, "max_completion_tokens"),
     "the older name as text": ({"max_completion_tokens": 1, "max_tokens": "x"}, "max_tokens"),
     "bad words as an empty text": ({"bad_words": ""}, "bad_words"),
+    "an object as text": (
+        {"structured_outputs": {"json_object": "no"}},
+        "structured_outputs.json_object",
+    ),
+    "a choice of whitespace as text": (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": 0}},
+        "structured_outputs.disable_any_whitespace",
+    ),
     "a pattern that is none": (
         {"structured_outputs": {"json": {}}, "guided_whitespace_pattern": "("},
         "structured_outputs.json",

@@ -114,7 +114,8 @@ def _read_structured_outputs(
             inner.name("disable_additional_properties"),
             "disable_additional_properties (say additionalProperties: false in the schema)",
         )
-    inner.boolean("disable_fallback")
+    for name in ("disable_fallback", "json_object"):
+        inner.boolean(name)
     own = inner.string("whitespace_pattern")
     whitespace = whitespace if own is None else own
     if inner.boolean("disable_any_whitespace"):
