@@ -107,7 +107,7 @@ test-clients: setup-dev $(addprefix $(VENV)/clients/,$(addsuffix /.installed,$(C
 	  $(ENGINE)/tests/server/answer_parsing/test_harmony_oracle.py \
 	  -k "$(subst $(eval) , or ,$(strip $(CLIENTS)))"
 
-CLIENTS ?= packages aiperf guidellm vllm harmony
+CLIENTS ?= packages openapi aiperf guidellm vllm harmony
 
 $(VENV)/clients/%/.installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv --clear $(@D)

@@ -53,6 +53,10 @@ def test_packages_get_what_they_ask_for(name: str, server: Server, tmp_path: Pat
     run("packages", "python", PROGRAMS / f"{name}_client.py", server=server, cwd=tmp_path)
 
 
+def test_openapi_document_is_valid(server: Server, tmp_path: Path) -> None:
+    run("openapi", "python", PROGRAMS / "openapi_document.py", server=server, cwd=tmp_path)
+
+
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> str:
     """The model's folder, beside the program that reads its tokenizer, by a relative path."""

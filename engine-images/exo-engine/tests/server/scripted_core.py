@@ -18,7 +18,7 @@ from exo_engine.frames import FrameSocket
 from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.core_process import Core, serve
-from exo_engine.server.messages import CoreInfo
+from exo_engine.server.messages import CoreInfo, PoolingInfo
 from exo_engine.server.service import Service
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.server.telemetry.tracing import Tracing
@@ -103,10 +103,11 @@ async def serving(
     model_dir: Path,
     tracing: Tracing | None = None,
     max_model_len: int = 4096,
+    pooling: PoolingInfo | None = None,
     **options: object,
 ) -> AsyncIterator[test_utils.TestServer]:
     """A server on a loopback port, ready."""
-    info = CoreInfo(320, max_model_len, 4, 8, 16, "float32", "cpu", 0.9, True)
+    info = CoreInfo(320, max_model_len, 4, 8, 16, "float32", "cpu", 0.9, True, pooling=pooling)
     settings = ServerOptions(("test/tiny",), model_dir, model_dir, **options)
     async with linked(core, info) as link:
         service = Service(settings, link, Metrics("test/tiny"))

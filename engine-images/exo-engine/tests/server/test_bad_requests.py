@@ -78,6 +78,20 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     "logprobs as number": ({"logprobs": 2}, "logprobs"),
     "no answer wanted": ({"max_tokens": 0}, "max_tokens"),
     "no answer wanted, newer name": ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    "the older name as text": ({"max_completion_tokens": 1, "max_tokens": "x"}, "max_tokens"),
+    "bad words as an empty text": ({"bad_words": ""}, "bad_words"),
+    "an object as text": (
+        {"structured_outputs": {"json_object": "no"}},
+        "structured_outputs.json_object",
+    ),
+    "a choice of whitespace as text": (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": 0}},
+        "structured_outputs.disable_any_whitespace",
+    ),
+    "a pattern that is none": (
+        {"structured_outputs": {"json": {}}, "guided_whitespace_pattern": "("},
+        "structured_outputs.json",
+    ),
     "more than fits": ({"max_tokens": 100000}, "max_tokens"),
     "temperature as text": ({"temperature": "hot"}, "temperature"),
     "negative temperature": ({"temperature": -0.1}, "temperature"),
@@ -214,6 +228,64 @@ def test_wrong_completion_request_names_the_field(
 ) -> None:
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 1, **change}
     check(engine.http.post(COMPLETIONS, content=json.dumps(body)), 400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("/v1/messages", {"stop_sequences": [""]}, "stop_sequences"),
+        ("/v1/messages", {"stop_sequences": ["x"] * 65}, "stop_sequences"),
+        ("/v1/messages", {"stop_sequences": [7]}, "stop_sequences must be a list"),
+        ("/v1/messages", {"stop_sequences": "x"}, "stop_sequences"),
+        ("/v1/messages", {"system": 0}, "system"),
+        ("/v1/messages", {"system": {}}, "system"),
+        (
+            "/v1/messages",
+            {"thinking": {"type": "enabled"}, "chat_template_kwargs": []},
+            "chat_template_kwargs",
+        ),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format",
+        ),
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"max_output_tokens": "x"}, "max_output_tokens"),
+        ("/v1/responses", {"include": ""}, "include"),
+        ("/v1/responses", {"input": [{"type": "reasoning", "content": 0}]}, "input[0].content"),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}}},
+            "text.format",
+        ),
+    ],
+)
+def test_refusal_says_the_name_that_the_route_has_for_a_field(
+    engine: Engine, path: str, change: dict[str, Any], param: str
+) -> None:
+    least = {
+        "/v1/messages": {"messages": [USER], "max_tokens": 1},
+        "/v1/responses": {"input": "hi"},
+    }
+    response = engine.http.post(path, json={**least[path], **change})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param.partition(" ")[0]
+    assert error["message"].startswith(param)
+
+
+def test_limit_of_a_response_is_called_by_its_name_where_it_does_not_fit(engine: Engine) -> None:
+    body = {"input": "hi", "max_output_tokens": 100_000}
+    error = engine.http.post("/v1/responses", json=body).json()["error"]
+    assert error["param"] == "max_output_tokens"
+    assert error["message"].endswith("or lower max_output_tokens.")
+
+
+def test_whole_numbers_may_be_written_as_floats(engine: Engine) -> None:
+    body = {"prompt": "a", "max_tokens": 2.0, "n": 1.0, "seed": 3.0, "top_k": 5.0, "logprobs": 1.0}
+    answer = engine.http.post(COMPLETIONS, json={**body, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    check(engine.http.post(COMPLETIONS, json={**body, "n": 1.5}), 400, "n")
 
 
 @pytest.mark.parametrize(

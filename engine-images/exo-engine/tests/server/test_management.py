@@ -8,31 +8,12 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from exo_engine.server.known_fields import ROUTES
-from exo_engine.server.routes.openapi import type_of
 
 from .conftest import MODEL, TEMPLATE, Engine
 from .scripted_core import FakeCore, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
 ALL: dict[str, Any] = {"has_tokenizer_info": True, "is_dev_mode_on": True}
-WRONG: dict[str, Any] = {
-    "integer": "x", "number": "x", "boolean": "x", "string": 7, "array": 7, "object": 7,
-}  # fmt: skip
-LEAST: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
-    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 16},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
-    "/tokenize": {"messages": [{"role": "user", "content": "hi"}]},
-    "/detokenize": {"tokens": [5]},
-}
-TYPED = [
-    (path, name)
-    for path in LEAST
-    for name in sorted(ROUTES[path].honoured - ROUTES[path].refused_here)
-    if type_of(name) is not None
-]
 
 
 class Resetting(FakeCore):
@@ -157,44 +138,6 @@ async def test_load_counts_what_is_being_answered(model_dir: Path) -> None:
         async with asyncio.timeout(30):
             while await count() != 0:
                 pass
-
-
-def test_openapi_names_every_route_and_field(engine: Engine) -> None:
-    document = engine.http.get("/openapi.json").json()
-    assert document["openapi"].startswith("3.1")
-    assert set(ROUTES) <= document["paths"].keys()
-    for path, known in ROUTES.items():
-        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        schema = body["schema"]
-        assert set(schema["properties"]) == (known.honoured - known.refused_here) | known.harmless
-        assert set(schema["required"]) <= set(schema["properties"])
-    for path, methods in document["paths"].items():
-        for method in methods:
-            plain = path.replace("{model}", "none")
-            status = engine.http.request(method, plain, content=b"{").status_code
-            assert status != 405, (method, path)
-            assert status != 404 or "{" in path, (method, path)
-
-
-@pytest.mark.parametrize("path", LEAST)
-def test_the_least_request_that_openapi_allows_is_answered(engine: Engine, path: str) -> None:
-    assert engine.http.post(path, json={"model": MODEL, **LEAST[path]}).status_code == 200
-    document = engine.http.get("/openapi.json").json()
-    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-    for name in body["schema"]["required"]:
-        less = {key: value for key, value in LEAST[path].items() if key != name}
-        assert engine.http.post(path, json={"model": MODEL, **less}).status_code == 400
-
-
-@pytest.mark.parametrize(("path", "name"), TYPED)
-def test_a_value_of_another_type_than_openapi_says_is_refused(
-    engine: Engine, path: str, name: str
-) -> None:
-    kind = type_of(name)
-    assert kind is not None
-    body = {"model": MODEL, **LEAST[path], name: WRONG[kind]}
-    response = engine.http.post(path, json=body)
-    assert response.status_code == 400, (name, response.text)
 
 
 def test_tokenizing_a_text_ignores_no_field_of_conversations(engine: Engine) -> None:

@@ -257,10 +257,31 @@ def test_longer_text_of_a_pair_is_cut_as_transformers_cuts_it(
     assert answer["data"][0]["score"] == pytest.approx(logit, abs=1e-3)
 
 
-def test_document_may_have_a_limit_of_its_own(scoring: Engine) -> None:
-    long = " ".join(["w1"] * 300)
-    body = {"query": "w2", "documents": [long], "max_tokens_per_doc": 5}
-    assert post(scoring, "/v2/rerank", **body)["usage"]["prompt_tokens"] == 1 + 5 + 3
+@pytest.mark.parametrize(
+    ("query", "doc", "num_tokens"), [(0, 5, 9 + 5), (4, 0, 4 + 40), (4, 5, 4 + 5), (0, 70, 9 + 40)]
+)
+def test_query_and_document_may_have_limits_of_their_own(
+    scoring: Engine, query: int, doc: int, num_tokens: int
+) -> None:
+    limits = {"max_tokens_per_query": query, "max_tokens_per_doc": doc}
+    texts = {"query": " ".join(["w2"] * 9), "documents": " ".join(["w1"] * 40)}
+    ranked = post(scoring, "/v2/rerank", **texts, **limits)
+    assert ranked["usage"]["prompt_tokens"] == num_tokens + 3
+    texts["queries"] = texts.pop("query")
+    scored = post(scoring, "/score", **texts, **limits)
+    assert scored["usage"]["prompt_tokens"] == num_tokens + 3
+    assert scored["data"][0]["score"] == pytest.approx(ranked["results"][0]["relevance_score"])
+
+
+@pytest.mark.parametrize("side", ["query", "doc"])
+def test_side_of_a_pair_with_a_limit_of_its_own_may_be_too_long_for_the_model(
+    scoring: Engine, side: str
+) -> None:
+    long, limit = " ".join(["w1"] * 300), {f"max_tokens_per_{side}": 5}
+    name, other = ("queries", "documents") if side == "query" else ("documents", "queries")
+    answer = post(scoring, "/score", **limit, **{name: long, other: "w2"})
+    assert answer["usage"]["prompt_tokens"] == 1 + 5 + 3
+    assert refusal(scoring, "/score", **limit, **{name: "w2", other: long})["param"] == other
 
 
 def test_model_that_embeds_scores_by_the_cosine(embedding: Engine) -> None:
@@ -285,6 +306,11 @@ def test_model_that_embeds_scores_by_the_cosine(embedding: Engine) -> None:
         ("/rerank", {"query": "w1"}, "documents"),
         ("/rerank", {"query": "w1", "documents": ["w1"] * (MAX_TEXTS + 1)}, "documents"),
         ("/rerank", {"query": "w1", "documents": ["w1"], "top_n": -1}, "top_n"),
+        (
+            "/score",
+            {"text_1": "w1", "text_2": "w1", "max_tokens_per_query": -1},
+            "max_tokens_per_query",
+        ),
         ("/rerank", {"query": "w1", "documents": ["w1"], "rank_fields": ["a"]}, "rank_fields"),
     ],
 )

@@ -11,6 +11,7 @@ from exo_engine.structured_output import compiler as compiling
 from exo_engine.structured_output import grammars
 from exo_engine.structured_output.compiler import Compiler
 from exo_engine.structured_output.reasoning import behind_reasoning
+from exo_engine.structured_output.schema_check import SchemaRefused
 from exo_engine.structured_output.tags import tag_grammar
 from exo_engine.structured_output.vocabulary import Vocabulary
 
@@ -137,6 +138,38 @@ def test_the_older_form_of_tags_is_the_same(compiler: Compiler) -> None:
     value = {"type": "structural_tag", "triggers": ["<f="], "structures": [one]}
     assert accepts(compiler, tag_grammar(json.dumps(value)), "a <f=x>1</f> b")
     assert not accepts(compiler, tag_grammar(value), "a <f=x>b</f>")
+
+
+NAMED = {"type": "json_schema", "json_schema": {"type": "integer"}}
+OLDER = {"triggers": ["<f="], "structures": [{"begin": "<f=x>", "schema": {}, "end": "</f>"}]}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [TAG]}
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"format": {"type": "any_text", "excludes": ["no"]}}, "/format/excludes"),
+        ({"format": {**NAMED, "style": "qwen_xml"}}, "/format/style"),
+        ({"format": {"type": "sequence", "elements": [{**NAMED, "a/b": 1}]}}, "/format/elements/0/a~1b"),
+        ({"format": {**TAG, "type": "tag", "ends": ["</f>"]}}, "/format/ends"),
+        ({"format": {**TRIGGERED, "tags": [{**TAG, "more": 1}]}}, "/format/tags/0/more"),
+        ({"format": {**TRIGGERED, "excludes": ["no"]}}, "/format/excludes"),
+        ({"format": {**TRIGGERED, "at_least_one": "false"}}, "/format/at_least_one"),
+        ({"format": {**TRIGGERED, "stop_after_first": 1}}, "/format/stop_after_first"),
+        ({"format": NAMED, **OLDER}, "/triggers"),
+        ({**OLDER, "at_least_one": True}, "/at_least_one"),
+        ({**OLDER, "structures": [{**OLDER["structures"][0], "strict": True}]}, "/structures/0/strict"),
+    ],
+)  # fmt: skip
+def test_field_of_a_tag_that_would_be_ignored_is_refused_with_its_place(value, place: str) -> None:
+    with pytest.raises(SchemaRefused) as caught:
+        tag_grammar({"type": "structural_tag", **value})
+    assert caught.value.pointer == place
+
+
+def test_fields_of_tags_that_ask_for_nothing_pass() -> None:
+    assert tag_grammar({"format": {**NAMED, "style": "json"}}) == tag_grammar({"format": NAMED})
+    assert tag_grammar({"format": {**TRIGGERED, "excludes": []}, "triggers": None})
 
 
 def test_compiled_grammars_are_kept_within_a_bound(compiler, monkeypatch) -> None:

@@ -6,6 +6,7 @@ Errors of the engine and of templates are mapped here and nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,21 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
 def not_supported(param: str, what: str) -> ApiError:
     """Return the error for a field of the API that this engine does not offer."""
     return bad_request(f"{what} is not supported by this engine", param, "unsupported_parameter")
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return an error about a field of chat as one about the field of another route that it came from.
+
+    Args:
+        error: as a reader of chat requests raised it; changed in place.
+        names: what fields of chat, or the objects that hold them, are called on that route.
+    """
+    own = names.get(re.split(r"[.\[]", error.param or "", maxsplit=1)[0])
+    if own is not None and error.param is not None:
+        named = rf"(?:^|(?<= lower )){re.escape(error.param)}(?!\w)"
+        error.message = re.sub(named, own.replace("\\", r"\\"), error.message)
+        error.param = own
+    return error
 
 
 def from_engine(error: EngineError) -> ApiError:

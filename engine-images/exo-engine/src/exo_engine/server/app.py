@@ -15,6 +15,7 @@ from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
 from exo_engine.server.core_link import CoreLink
+from exo_engine.server.keys import credentials, needs_key
 from exo_engine.server.routes import (
     anthropic_messages,
     chat,
@@ -71,8 +72,8 @@ async def _name_server(request: web.Request, response: web.StreamResponse) -> No
 
 def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
-        if request.path.startswith(_FOR_KEY_HOLDERS):
-            service.check_key(_credentials(request))
+        if needs_key(request.path):
+            service.check_key(credentials(request.headers))
         if not is_computing:
             return await route(request, service)
         service.check_open()
@@ -98,12 +99,6 @@ def _no_room() -> ApiError:
         code="connections_busy",
         headers={"Retry-After": "1"},
     )
-
-
-def _credentials(request: web.Request) -> str | None:
-    """Return what the client shows; Anthropic's clients have a header of their own for it."""
-    key = request.headers.get("X-Api-Key")
-    return request.headers.get("Authorization") or (key and f"Bearer {key}")
 
 
 def _with_errors_and_log(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -289,18 +284,6 @@ _TOKENIZER_INFO: Final[_Row] = ("GET", "/tokenizer_info", management.tokenizer_i
 _DEVELOPMENT: Final[tuple[_Row, ...]] = (
     ("GET", "/server_info", management.server_info, False),
     ("POST", "/reset_prefix_cache", management.reset_prefix_cache, False),
-)
-_FOR_KEY_HOLDERS: Final = (
-    "/v1/",
-    "/v2/",
-    "/score",
-    "/rerank",
-    "/pooling",
-    "/classify",
-    "/tokenize",  # and /tokenizer_info
-    "/detokenize",
-    "/server_info",
-    "/reset_prefix_cache",
 )
 
 

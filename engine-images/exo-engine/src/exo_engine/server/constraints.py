@@ -70,7 +70,7 @@ def read_constraint(fields: Fields) -> Constraint | None:
         for name, kind in _OLD_NAMES.items()
         if fields.has(name)
     ]
-    asked += _read_structured_outputs(fields)
+    asked += _read_structured_outputs(fields, whitespace)
     asked += _read_response_format(fields, whitespace)
     if len(asked) > 1:
         names = " and ".join(param for param, *_ in asked)
@@ -105,15 +105,19 @@ def _check_backend(fields: Fields) -> None:
         )
 
 
-def _read_structured_outputs(fields: Fields) -> list[tuple[str, str, Any, str | None]]:
+def _read_structured_outputs(
+    fields: Fields, whitespace: str | None
+) -> list[tuple[str, str, Any, str | None]]:
     inner = Fields(fields.mapping("structured_outputs"), prefix="structured_outputs.")
     if inner.boolean("disable_additional_properties"):
         raise not_supported(
             inner.name("disable_additional_properties"),
             "disable_additional_properties (say additionalProperties: false in the schema)",
         )
-    inner.boolean("disable_fallback")
-    whitespace = inner.string("whitespace_pattern")
+    for name in ("disable_fallback", "json_object"):
+        inner.boolean(name)
+    own = inner.string("whitespace_pattern")
+    whitespace = whitespace if own is None else own
     if inner.boolean("disable_any_whitespace"):
         whitespace = ""
     known = {*_KINDS, "disable_additional_properties", "disable_fallback"}

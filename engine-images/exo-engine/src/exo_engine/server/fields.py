@@ -47,10 +47,15 @@ class Fields:
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> int | None:
-        """Return a whole number within limits, at least those of 64 bits."""
+        """Return a whole number within limits, at least those of 64 bits.
+
+        JSON has one kind of number: programs that hold all of them as floats write 16 as 16.0.
+        """
         value = self.values.get(name)
         if value is None:
             return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         fits = is_integer and -(2**63) <= value < 2**63
         if not fits or not _is_within(value, minimum, maximum):

@@ -126,6 +126,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "logprob_token_ids": "logprob_token_ids (use logprobs)",
     "return_prompt_text": "return_prompt_text (use /tokenize and /detokenize)",
     "return_token_offsets": "return_token_offsets",
+    "return_weight_versions": "telling versions of weights",
     "routed_experts_prompt_start": "telling the experts of tokens",
     "stream_interval": "stream_interval",
 }
@@ -290,6 +291,13 @@ MESSAGES = KnownFields(
     _ANTHROPIC_HARMLESS,
     _ANTHROPIC_REFUSED,
 )
+_OF_ANSWERS = frozenset(
+    ["max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream", "cache_salt"]
+)
+COUNT_TOKENS = KnownFields(
+    MESSAGES.honoured - _OF_ANSWERS, MESSAGES.harmless | _OF_ANSWERS, MESSAGES.refused
+)
+"""Of /v1/messages/count_tokens: a request of /v1/messages may be counted as it is, and there is no answer."""
 _POOLING_HARMLESS = HARMLESS | {"cache_salt"}  # nothing of a text is cached
 _POOLING_REFUSED = {
     **UNSUPPORTED,
@@ -328,13 +336,14 @@ POOLING = KnownFields(
 CLASSIFY = KnownFields(
     _POOLING | {"input", "add_special_tokens"}, _POOLING_HARMLESS, _POOLING_REFUSED
 )
+_PAIRS = _POOLING | {"documents", "max_tokens_per_query", "max_tokens_per_doc"}
 SCORE = KnownFields(
-    _POOLING | {"text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"},
+    _PAIRS | {"text_1", "text_2", "queries", "items", "data_1", "data_2"},
     _POOLING_HARMLESS,
     _POOLING_REFUSED,
 )
 RERANK = KnownFields(
-    _POOLING | {"query", "documents", "top_n", "return_documents", "max_tokens_per_doc"},
+    _PAIRS | {"query", "top_n", "return_documents"},
     _POOLING_HARMLESS,
     _POOLING_REFUSED,
 )

@@ -21,7 +21,7 @@ async def with_bad_words(fields: Fields, sampling: Sampling, service: Service) -
         ApiError: it is no list of words.
     """
     words = fields.values.get("bad_words")
-    if not words:
+    if words is None or words == []:
         return sampling
     if not isinstance(words, list) or not all(isinstance(e, str) and e.strip() for e in words):
         raise fields.wrong("bad_words", "a list of strings that are not blank")

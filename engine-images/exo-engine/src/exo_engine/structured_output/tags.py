@@ -8,12 +8,24 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from exo_engine.structured_output import grammars
-from exo_engine.structured_output.schema_check import MAX_DEPTH, SchemaRefused, check
+from exo_engine.structured_output.schema_check import MAX_DEPTH, SchemaRefused, check, escaped
 
 _MAX_PARTS = 4096
+_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "const_string": frozenset({"value"}),
+    "any_text": frozenset(),
+    "json_schema": frozenset({"json_schema"}),
+    "regex": frozenset({"pattern"}),
+    "sequence": frozenset({"elements"}),
+    "or": frozenset({"elements"}),
+    "tag": frozenset({"begin", "content", "end"}),
+    "triggered_tags": frozenset({"triggers", "tags", "at_least_one", "stop_after_first"}),
+}
+"""Of each kind of part, beside its type. What vLLM has more is refused by name: `excludes`, `style`."""
+_STRUCTURE: Final = frozenset({"begin", "schema", "end"})
 
 
 def tag_grammar(value: Any) -> str:
@@ -30,19 +42,24 @@ def tag_grammar(value: Any) -> str:
     if not isinstance(value, dict) or value.get("type", "structural_tag") != "structural_tag":
         raise SchemaRefused("a structural tag is an object of type 'structural_tag'", "")
     builder = _Builder()
-    if "format" in value:
+    if value.get("format") is not None:
+        _check_fields(value, frozenset({"format"}), "")
         start = builder.rule(value["format"], "/format", 0)
     else:
+        _check_fields(value, frozenset({"structures", "triggers"}), "")
         tags = [
-            {
-                "begin": each.get("begin"),
-                "end": each.get("end"),
-                "content": {"type": "json_schema", "json_schema": each.get("schema", {})},
-            }
-            for each in _objects(value, "structures", "")
+            _tag_of(each, f"/structures/{number}")
+            for number, each in enumerate(_objects(value, "structures", ""))
         ]
         start = builder.triggered({"tags": tags, "triggers": value.get("triggers")}, "", 0)
     return grammars.grammar(start, "".join(builder.rules))
+
+
+def _tag_of(structure: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return what the older form says as a tag of the newer one."""
+    _check_fields(structure, _STRUCTURE, at)
+    content = {"type": "json_schema", "json_schema": structure.get("schema", {})}
+    return {"begin": structure.get("begin"), "end": structure.get("end"), "content": content}
 
 
 class _Builder:
@@ -59,6 +76,11 @@ class _Builder:
         if self._num_parts > _MAX_PARTS or depth > MAX_DEPTH:
             raise SchemaRefused(f"more than {_MAX_PARTS} parts, or {MAX_DEPTH} levels of them", at)
         kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in _FIELDS:
+            raise SchemaRefused(f"a part of type {str(kind)[:40]!r} is not supported", at)
+        if kind == "tag":
+            return self._tag(part, at, depth)
+        _check_fields(part, _FIELDS[kind], at)
         if kind == "const_string":
             return grammars.literal(_text(part, "value", at))
         if kind == "any_text":
@@ -71,11 +93,7 @@ class _Builder:
         if kind in ("sequence", "or"):
             rules = list(self._parts(part, "elements", at, depth))
             return grammars.any_of(rules) if kind == "or" else f"({' '.join(rules)})"
-        if kind == "tag":
-            return self._tag(part, at, depth)
-        if kind == "triggered_tags":
-            return self.triggered(part, at, depth)
-        raise SchemaRefused(f"a part of type {str(kind)[:40]!r} is not supported", at)
+        return self.triggered(part, at, depth)
 
     def triggered(self, part: Mapping[str, Any], at: str, depth: int) -> str:
         """Return a rule for text in which each trigger is followed by the rest of one of its tags."""
@@ -102,11 +120,13 @@ class _Builder:
         if not starts:
             return grammars.ANY_TEXT
         tags = grammars.any_of(starts)
-        if part.get("stop_after_first"):
-            return tags if part.get("at_least_one") else f"({tags} | {grammars.ANY_TEXT})"
-        return f"({tags}{'+' if part.get('at_least_one') else '*'} {grammars.ANY_TEXT})"
+        has_one = _flag(part, "at_least_one", at)
+        if _flag(part, "stop_after_first", at):
+            return tags if has_one else f"({tags} | {grammars.ANY_TEXT})"
+        return f"({tags}{'+' if has_one else '*'} {grammars.ANY_TEXT})"
 
     def _tag(self, tag: Mapping[str, Any], at: str, depth: int) -> str:
+        _check_fields(tag, _FIELDS["tag"], at)
         begin, end = _text(tag, "begin", at), _text(tag, "end", at)
         content = self.rule(tag.get("content"), f"{at}/content", depth + 1)
         pieces = [begin and grammars.literal(begin), content, end and grammars.literal(end)]
@@ -115,6 +135,22 @@ class _Builder:
     def _parts(self, part: Mapping[str, Any], name: str, at: str, depth: int) -> Iterator[str]:
         for number, each in enumerate(_objects(part, name, at)):
             yield self.rule(each, f"{at}/{name}/{number}", depth + 1)
+
+
+def _check_fields(part: Mapping[str, Any], known: frozenset[str], at: str) -> None:
+    """Refuse a field that would be ignored, unless it asks for nothing."""
+    for name, value in part.items():
+        is_neutral = value is None or value == [] or (name, value) == ("style", "json")
+        if name != "type" and name not in known and not is_neutral:
+            place = f"{at}/{escaped(name[:64])}"
+            raise SchemaRefused(f"{name[:64]!r} is not supported here", place)
+
+
+def _flag(part: Mapping[str, Any], name: str, at: str) -> bool:
+    found = part.get(name)
+    if not isinstance(found, bool | None):
+        raise SchemaRefused(f"{name} must be true or false", f"{at}/{name}")
+    return bool(found)
 
 
 def _objects(part: Mapping[str, Any], name: str, at: str) -> list[Mapping[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_engine.server.api_errors import ApiError
+from exo_engine.server.api_errors import ApiError, renamed
 from exo_engine.server.fields import Fields
-from exo_engine.server.routes.anthropic_request import as_chat, renamed
+from exo_engine.server.routes.anthropic_request import NAMES, as_chat
 from exo_engine.server.routes.chat_answer import ChatAnswer, begin_chat
 from exo_engine.server.routes.conversation import read_conversation, unhurried
 from exo_engine.server.routes.formats import format_usage
@@ -31,7 +31,7 @@ async def create_message(request: web.Request, service: Service) -> web.StreamRe
         model = service.check_model(fields)
         answer = await begin_chat(chat, service)
     except ApiError as exc:
-        raise renamed(exc) from exc
+        raise renamed(exc, NAMES) from exc
     writer = _Writer(service, answer, id=f"msg_{request['id']}", model=model)
     with note_usage(request, lambda: format_usage(answer.usage, service.options)):
         if is_streaming:
@@ -46,7 +46,10 @@ async def count_tokens(request: web.Request, service: Service) -> web.StreamResp
     fields = await read_request(request, service)
     chat = await _read_chat(fields, is_count=True)
     service.check_model(fields)
-    conversation = await read_conversation(chat, service)
+    try:
+        conversation = await read_conversation(chat, service)
+    except ApiError as exc:
+        raise renamed(exc, NAMES) from exc
     return json_response({"input_tokens": len(conversation.tokens)})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from exo_engine.server.api_errors import ApiError, bad_request, not_supported
+from exo_engine.server.api_errors import bad_request, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.inner_fields import (
     MESSAGES_CALL,
@@ -21,11 +21,21 @@ from exo_engine.server.inner_fields import (
     TEXT_PART,
     read_object,
 )
-from exo_engine.server.known_fields import MESSAGES, MESSAGES_AS_CHAT, check_fields
+from exo_engine.server.known_fields import (
+    COUNT_TOKENS,
+    MESSAGES,
+    MESSAGES_AS_CHAT,
+    check_fields,
+)
 from exo_engine.server.prompts.turns import Turn
 from exo_engine.server.routes.tools import translate_tools
 
-_NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+}
+"""Fields of chat that stand for others here."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _BLOCKS = {
     "text": TEXT_PART,
@@ -40,18 +50,20 @@ def as_chat(fields: Fields, *, is_count: bool = False) -> Fields:
 
     Args:
         fields: of the request.
-        is_count: only its tokens are to be counted, so it has no limit.
+        is_count: only its tokens are to be counted, so nothing is read of how to answer.
 
     Raises:
         ApiError: a field is wrong, or asks for what this engine does not offer.
     """
-    check_fields(fields, MESSAGES)
-    values = {name: value for name, value in fields.values.items() if name in MESSAGES_AS_CHAT}
+    check_fields(fields, COUNT_TOKENS if is_count else MESSAGES)
+    values: dict[str, Any] = {
+        name: value for name, value in fields.values.items() if name in MESSAGES_AS_CHAT
+    }
     if not is_count:
         values["max_tokens"] = fields.integer("max_tokens", minimum=1)
         if values["max_tokens"] is None:
             raise fields.wrong("max_tokens", "an integer of 1 or more")
-    values["stop"] = fields.values.get("stop_sequences")
+        values["stop"] = _read_stops(fields)
     values["messages"] = messages = _read_messages(fields)
     if messages[-1]["role"] == "assistant":  # the answer goes on with what is there
         values["continue_final_message"] = True
@@ -63,23 +75,26 @@ def as_chat(fields: Fields, *, is_count: bool = False) -> Fields:
     return Fields({name: value for name, value in values.items() if value is not None})
 
 
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about a field of chat as one about the field that it came from."""
-    error.param = _NAMES.get(error.param or "", error.param)
-    return error
-
-
 def _read_messages(fields: Fields) -> list[dict[str, Any]]:
     given = fields.values.get("messages")
     if not isinstance(given, list) or not given:
         raise fields.wrong("messages", "a list of at least one message")
     messages = []
     system = fields.values.get("system")
-    if system:
+    if system not in (None, "", []):
         messages.append({"role": "system", "content": _text(system, "system")})
     for index, each in enumerate(given):
         messages += _read_message(each, f"messages[{index}]")
     return messages
+
+
+def _read_stops(fields: Fields) -> list[Any] | None:
+    stops = fields.values.get("stop_sequences")
+    if stops is None:
+        return None
+    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+        raise fields.wrong("stop_sequences", "a list of strings that are not empty")
+    return stops
 
 
 def _read_message(message: Any, name: str) -> list[dict[str, Any]]:
@@ -204,7 +219,9 @@ def _read_thinking(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
         return {}
     if kind not in ("enabled", "adaptive", "disabled"):
         raise thinking.wrong("type", "enabled, adaptive or disabled")
-    known = values.get("chat_template_kwargs") or {}
+    known = values.get("chat_template_kwargs")
+    if known is None:
+        known = {}
     read: dict[str, Any] = {"include_reasoning": display != "omitted"}
     if isinstance(known, dict):
         read["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **known}

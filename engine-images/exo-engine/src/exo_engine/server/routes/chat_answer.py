@@ -123,7 +123,9 @@ async def begin_chat(fields: Fields, service: Service) -> ChatAnswer:
     limit_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
     num_top_logprobs = _read_logprobs(fields, service.options.max_logprobs)
     reports = read_token_reports(fields, service.options)
-    max_tokens = fields.integer(limit_name, minimum=1)
+    # The newer name wins, as in vLLM; the older one is held to its type all the same.
+    older = fields.integer("max_tokens", minimum=1)
+    max_tokens = fields.integer("max_completion_tokens", older, minimum=1)
     sampling = read_sampling(
         fields,
         service.text.defaults,

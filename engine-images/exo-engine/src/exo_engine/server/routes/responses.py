@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_engine.server.api_errors import ApiError
+from exo_engine.server.api_errors import ApiError, renamed
 from exo_engine.server.fields import Fields
 from exo_engine.server.inner_fields import RESPONSES_STREAM
 from exo_engine.server.known_fields import check_fields
@@ -17,7 +17,7 @@ from exo_engine.server.routes.conversation import unhurried
 from exo_engine.server.routes.formats import format_usage
 from exo_engine.server.routes.output_items import Event, OutputItems
 from exo_engine.server.routes.requests import json_response, note_usage, read_request
-from exo_engine.server.routes.responses_request import as_chat, renamed
+from exo_engine.server.routes.responses_request import NAMES, as_chat
 from exo_engine.server.routes.streaming import send_events
 from exo_engine.server.service import Service
 
@@ -34,7 +34,7 @@ async def create_response(request: web.Request, service: Service) -> web.StreamR
         model = service.check_model(fields)
         answer = await begin_chat(chat, service)
     except ApiError as exc:
-        raise renamed(exc) from exc
+        raise renamed(exc, NAMES) from exc
     writer = _Writer(service, answer, fields, id=f"resp_{request['id']}", model=model)
     with note_usage(request, lambda: format_usage(answer.usage, service.options)):
         if is_streaming:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from exo_engine.server.api_errors import ApiError, bad_request, not_supported
+from exo_engine.server.api_errors import bad_request, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.inner_fields import (
     RESPONSES_ALLOWED,
@@ -30,7 +30,7 @@ from exo_engine.server.known_fields import RESPONSES, RESPONSES_AS_CHAT, check_f
 from exo_engine.server.prompts.turns import Turn, join_reasoning
 from exo_engine.server.routes.tools import translate_tools
 
-_NAMES = {
+NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
@@ -80,14 +80,6 @@ def as_chat(fields: Fields) -> Fields:
     return Fields({name: value for name, value in values.items() if value is not None})
 
 
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about a field of chat as one about the field that it came from."""
-    if error.param is not None:
-        first = error.param.split("[")[0].split(".")[0]
-        error.param = _NAMES.get(first, error.param)
-    return error
-
-
 def _refuse_unsupported(fields: Fields) -> None:
     if fields.has("previous_response_id"):
         raise not_supported(
@@ -96,7 +88,9 @@ def _refuse_unsupported(fields: Fields) -> None:
         )
     if fields.values.get("truncation") not in (None, "disabled"):
         raise not_supported("truncation", "truncating the input")
-    include = fields.values.get("include") or []
+    include = fields.values.get("include")
+    if include is None:
+        include = []
     if not isinstance(include, list):
         raise fields.wrong("include", "a list")
     for index, each in enumerate(include):
@@ -217,8 +211,10 @@ def _part(part: Any, name: str) -> str:
 
 
 def _reasoning_text(fields: Fields) -> str:
-    where = "content" if fields.values.get("content") else "summary"
-    parts = fields.values.get(where) or []
+    where = "summary" if fields.values.get("content") in (None, []) else "content"
+    parts = fields.values.get(where)
+    if parts is None:
+        parts = []
     if not isinstance(parts, list):
         raise fields.wrong(where, "a list")
     texts = []

@@ -9,7 +9,7 @@ import asyncio
 import operator
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
@@ -34,7 +34,7 @@ from exo_engine.server.routes.requests import note_usage, read_request
 from exo_engine.server.service import Service
 from exo_engine.tokenizer.wrapping import cut
 
-_PAIRS = (
+PAIRS = (
     ("text_1", "text_2"),
     ("queries", "documents"),
     ("queries", "items"),
@@ -124,7 +124,9 @@ class Scoring:
         self._names = names
         self._cutting = read_cutting(fields, service)
         self._options = read_options(fields, service)
-        self._longest = fields.integer("max_tokens_per_doc", minimum=1)
+        self._most = [
+            fields.integer(f"max_tokens_per_{side}", minimum=0) or None for side in ("query", "doc")
+        ]
         self._is_cross = pooling_of(service).task == "score"
         self._num_first = 0
         self._pooling: Pooling | None = None
@@ -136,18 +138,14 @@ class Scoring:
             ApiError: a text does not fit, or too many requests wait.
         """
         self._num_first = len(first)
-        # A text that may be cut by its own limit need not fit as it is.
-        cutting = self._cutting
-        if self._longest is not None and cutting.most is None:
-            cutting = Cutting(self._service.max_model_len, cutting.side)
-        ones = await tokenize(first, cutting, self._service, self._names[0])
-        others = await tokenize(second, cutting, self._service, self._names[1])
-        if self._longest is not None:
-            others = [list(cut(each, self._longest, "right")) for each in others]
+        ones = await self._tokens(first, 0)
+        others = await self._tokens(second, 1)
         check_num_tokens(self._count(ones, others), self._names[1])
         texts = self._pairs(ones, others) if self._is_cross else self._singles([*ones, *others])
+        is_first_longer = max(map(len, ones)) > max(map(len, others))
         for each in texts:
-            check_length(len(each.token_ids), self._service, self._names[1])
+            longer = self._names[0 if is_first_longer else 1]
+            check_length(len(each.token_ids), self._service, longer)
         # Vectors are compared by their angle, so they have length 1 in any case.
         is_activated = self._options.is_activated or not self._is_cross
         options = PoolingOptions(is_activated, priority=self._options.priority)
@@ -171,6 +169,14 @@ class Scoring:
             await asyncio.sleep(0)  # other requests get on
         return scores
 
+    async def _tokens(self, texts: list[str], side: Literal[0, 1]) -> list[list[int]]:
+        """Return the tokens of one side, cut to its own limit."""
+        most, cutting = self._most[side], self._cutting
+        if most is not None and cutting.most is None:  # then a text need not fit as it is
+            cutting = Cutting(self._service.max_model_len, cutting.side)
+        found = await tokenize(texts, cutting, self._service, self._names[side])
+        return found if most is None else [list(cut(each, most, "right")) for each in found]
+
     def _count(self, ones: list[list[int]], others: list[list[int]]) -> int:
         """Return how many tokens the texts have at most, before any is made."""
         longest = self._cutting.most or self._service.max_model_len + 1
@@ -192,11 +198,11 @@ class Scoring:
 
 def _sides(fields: Fields) -> tuple[str, str]:
     """Return under which names the two sides are."""
-    found = {name for pair in _PAIRS for name in pair if fields.has(name)}
-    for pair in _PAIRS:
+    found = {name for pair in PAIRS for name in pair if fields.has(name)}
+    for pair in PAIRS:
         if found == set(pair):
             return pair
-    known = " or ".join(" and ".join(pair) for pair in _PAIRS)
+    known = " or ".join(" and ".join(pair) for pair in PAIRS)
     raise bad_request(
         f"the two sides must be {known}, got {', '.join(sorted(found)) or 'none'}", "text_1"
     )
