@@ -126,6 +126,16 @@ def test_the_answer_has_no_release_of_vllm_for_another_engine() -> None:
     assert shown.inference_engine_version is None
 
 
+def test_where_no_node_takes_replicas_that_is_what_is_in_the_way() -> None:
+    world = World((builders.ready_model(),), (), ())
+    body = b'{"name": "chat", "model": {"name": "org/m1"}, "gpu-type": "cpu", "gpu-count": 1}'
+    wanted, issues = read_wanted(CreateDeployment, parse_object(body))
+    with pytest.raises(Refused) as refused:
+        admit_create(wanted, world, issues)
+    words = "gpu-type cannot be had: no node takes replicas at the moment"
+    assert (refused.value.status_code, refused.value.text) == (412, words)
+
+
 @pytest.mark.parametrize("engine", ["nonesuch", "sglang"])
 def test_what_came_by_kubectl_with_whatever_engine_can_be_shown_and_updated(engine: str) -> None:
     deployment = builders.deployment()

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.platforms.kubernetes.names import release_name
+from exo_inference.platforms.kubernetes.nodes import takes_pods
 from scripts.kubernetes import binaries
 from scripts.kubernetes.client import ApiError
 from scripts.kubernetes.simulated import SimulatedCluster
@@ -148,10 +149,11 @@ def cut_leader_off(ring: Ring) -> None:
 
 
 def delete_node(ring: Ring) -> None:
-    """Delete the node that all pods are on; another takes its place."""
-    gone = ring.plane.nodes[-1]
-    ring.plane.api.request("DELETE", f"/api/v1/nodes/{gone}")
-    ring.plane.add_node()
+    """Delete the node that all pods are on; another is there, as a deployment without any node is refused."""
+    api, gone = ring.plane.api, ring.plane.nodes[-1]
+    path = f"/api/v1/nodes/{ring.plane.add_node()}"
+    wait_for(lambda: takes_pods(api.request("GET", path)), "another node", 60)
+    api.request("DELETE", f"/api/v1/nodes/{gone}")
 
 
 FAULTS = {

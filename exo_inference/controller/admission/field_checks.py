@@ -145,7 +145,10 @@ def check_family(
     """Return the GPU family; add issues if it is not there or fewer than one GPU is asked for."""
     gpu_type, count = wanted.gpu_type, wanted.gpu_count
     family = find_family(gpu_type, world.families)
-    if gpu_type is not None and family is None:
+    if gpu_type is not None and family is None and not world.families:
+        text = "cannot be had: no node takes replicas at the moment"
+        issues.append(field_issue("gpu-type", text, status=412))
+    elif gpu_type is not None and family is None:
         families = sorted(f.family for f in world.families)
         issues.append(choice_issue("gpu-type", gpu_type[:64], families))
     if count is not None and count < 1:
