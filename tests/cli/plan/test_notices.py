@@ -278,32 +278,22 @@ def test_little_memory_is_not_said_to_be_none(num_bytes: float, text: str) -> No
     assert size(num_bytes) == text
 
 
+def plan_on_a_cpu(verdict: PlanVerdict, **sizes: float) -> DeploymentPlan:
+    return DeploymentPlan(
+        verdict=verdict, model="m", gpu="CPU", gpu_type="cpu", gpu_count=1,
+        engine="exo", engine_version="1", **sizes,
+    )  # fmt: skip
+
+
 def test_the_cache_of_a_small_model_is_told_in_mib() -> None:
-    plan = DeploymentPlan(
-        verdict=PlanVerdict.FITS,
-        model="m",
-        gpu="CPU",
-        gpu_type="cpu",
-        gpu_count=1,
-        engine="exo",
-        engine_version="1",
-        available_kv_bytes_per_gpu=12 * 2**20,
-    )
+    plan = plan_on_a_cpu(PlanVerdict.FITS, available_kv_bytes_per_gpu=12 * 2**20)
     assert summary(plan).startswith("Fits: 12.0 MiB for the KV cache")
     plan = plan.model_copy(update={"gpu": "NVIDIA L40S", "gpu_type": "l40s"})
     assert summary(plan).startswith("Fits: 12.0 MiB per GPU for the KV cache")
 
 
 def test_a_tight_plan_on_a_cpu_speaks_of_no_gpu() -> None:
-    plan = DeploymentPlan(
-        verdict=PlanVerdict.TIGHT,
-        model="m",
-        gpu="CPU",
-        gpu_type="cpu",
-        gpu_count=1,
-        engine="exo",
-        engine_version="1",
-        available_kv_bytes_low=2**20,
-        needed_kv_bytes_per_gpu=2**21,
+    plan = plan_on_a_cpu(
+        PlanVerdict.TIGHT, available_kv_bytes_low=2**20, needed_kv_bytes_per_gpu=2**21
     )
     assert "GPU" not in summary(plan)

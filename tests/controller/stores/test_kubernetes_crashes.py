@@ -171,6 +171,12 @@ async def test_a_killed_change_happened_or_did_not_and_can_be_repeated(
     assert (await store.get_operation("op-again")).id == "op-again"
 
 
+async def scale_with_key(store: Store, attempt: str) -> object:
+    """Scale to 5, as the write of `the-key`."""
+    present = await store.get(KIND, UID)
+    return await store.update(with_replicas(present, 5), recording(attempt, with_key=True))
+
+
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, 5))
 async def test_a_killed_change_is_not_taken_for_one_that_happened(
@@ -179,15 +185,11 @@ async def test_a_killed_change_is_not_taken_for_one_that_happened(
     store = await mortal()
     await store.create(new_deployment())
 
-    async def scale(store: Store, attempt: str) -> object:
-        present = await store.get(KIND, UID)
-        return await store.update(with_replicas(present, 5), recording(attempt, with_key=True))
-
-    await kill_at(store, number, answered, scale)
+    await kill_at(store, number, answered, scale_with_key)
     store = await mortal()
     was_changed = (await store.get(KIND, UID)).spec.replicas == 5
     assert was_changed or await store.find_request("the-key") is None
-    await scale(store, "again")
+    await scale_with_key(store, "again")
     assert await store.find_request("the-key") is not None
     assert (await store.get(KIND, UID)).spec.replicas == 5
 
@@ -200,20 +202,16 @@ async def test_a_killed_change_is_not_made_over_another_that_came_since(
     store = await mortal()
     await store.create(new_deployment())
 
-    async def scale(store: Store, attempt: str) -> object:
-        present = await store.get(KIND, UID)
-        return await store.update(with_replicas(present, 5), recording(attempt, with_key=True))
-
-    assert await kill_at(store, number, answered, scale)
+    assert await kill_at(store, number, answered, scale_with_key)
     store = await mortal()
     await store.update(with_replicas(await store.get(KIND, UID), 2))
     assert await store.find_request("the-key") is None
     if (number, answered) == (1, False):  # nobody knows that it was begun
-        await scale(store, "again")
+        await scale_with_key(store, "again")
     else:
         for attempt in ("again", "once-more"):
             with pytest.raises(ChangeSuperseded, match="begun before and cut off"):
-                await scale(store, attempt)
+                await scale_with_key(store, attempt)
     wanted = 5 if (number, answered) == (1, False) else 2
     assert (await store.get(KIND, UID)).spec.replicas == wanted
     secret = await store.get_secret(UID, "api-key")
