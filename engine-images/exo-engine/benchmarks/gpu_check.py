@@ -148,14 +148,19 @@ def _add_shares(parts: dict[str, Any]) -> None:
     for found in parts.values():
         for row in found["rows"]:
             if copy and "bytes_read" in row:
-                row["share_of_roofline"] = round(row["bytes_read"] / copy / row["step_seconds"], 3)
+                row["share_of_roofline"] = _round(row["bytes_read"] / copy / row["step_seconds"])
     engine, others = (
         {row.get("model", row.get("transformers")): row for row in part.get("rows", ()) if "mixed_requests" in row}
         for part in (parts.get("llama-3.1-8b", {}), parts.get("transformers", {}))
     )  # fmt: skip
     for name, row in engine.items():
         if name in others:
-            row["times_transformers"] = round(others[name]["seconds"] / row["seconds"], 2)
+            row["times_transformers"] = _round(others[name]["seconds"] / row["seconds"])
+
+
+def _round(share: float) -> float:
+    """Keep three digits, however small it is."""
+    return float(f"{share:.3g}")
 
 
 def _print_part(part: str, found: dict[str, Any]) -> None:
