@@ -17,6 +17,7 @@ from .test_chaos_alone import start_only_replica
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+NAMES = ("POST /v1/completions", "wait", "send", "llm_request", "queue", "prefill", "decode")
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -51,7 +52,7 @@ async def test_one_trace_shows_where_a_request_waited(tmp_path: Path) -> None:
                 timeout=120,
             )
             assert answer.status_code == 200, answer.text
-            wait_for(lambda: {"llm_request", "wait"} <= {span.name for span in collector.spans})
+            wait_for(lambda: set(NAMES) <= {s.name for s in collector.spans if s.trace == TRACE})
         finally:
             run_exo(stack.state_dir, "down", check=False)
             assert processes_of(stack.state_dir) == {}
