@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -114,6 +115,8 @@ async def test_questions_that_the_hub_leaves_open_are_bounded_and_leave_room(
     hub.repos = {"org/silent": Repo(files, silent=held), "org/well": Repo(files)}
     await hub.start()
     source = HuggingFaceSource(endpoint=hub.url)
+    threads = ThreadPoolExecutor(huggingface._NUM_RESOLVING)
+    monkeypatch.setattr(huggingface, "_resolving", threads)
 
     async def ask(name: str) -> object:
         return await admission.resolve_in_time(source, name, revision=None, token=None, seconds=0.3)
@@ -125,7 +128,8 @@ async def test_questions_that_the_hub_leaves_open_are_bounded_and_leave_room(
         assert {type(each) for each in silent} == {SourceUnreachable}
         found = await source.resolve("org/well", revision=None, token=None)
         assert found.source == "org/well"
-        assert len(huggingface._resolving._threads) <= huggingface._NUM_RESOLVING
+        assert len(threads._threads) <= huggingface._NUM_RESOLVING
     finally:
         held.set()
+        await asyncio.to_thread(threads.shutdown)  # they ask on, and none may while the Hub goes
         await hub.stop()
