@@ -46,7 +46,9 @@ class Jumping:
 
     def move(self, seconds: int) -> None:
         """Have the clock of all processes say so much more than it is."""
-        with self.moved.open("r+b") as file:  # never shorter: what has it mapped would end with SIGBUS
+        with self.moved.open(
+            "r+b"
+        ) as file:  # never shorter: what has it mapped would end with SIGBUS
             file.write(struct.pack("q", seconds))
 
     def exo(self, *words: str, timeout: float = 300) -> Any:
