@@ -113,6 +113,8 @@ def test_requests_beyond_the_queue_get_429_and_the_others_go_on(small_engine: En
     engine = small_engine
     body = LONG | {"stream": False, "max_tokens": 20}
     with concurrent.futures.ThreadPoolExecutor() as pool, streaming(engine, n=2):
+        # Before that it is the second of the stream that waits.
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 2)
         queued = pool.submit(engine.http.post, "/v1/completions", json=body)
         engine.wait_until(lambda: engine.metric("vllm:num_requests_waiting") == 1)
         refused = engine.http.post("/v1/completions", json=body)
