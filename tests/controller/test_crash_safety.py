@@ -181,6 +181,10 @@ def crash_often(controller: CrashingController, kills: int) -> None:
             target=write_until_killed, args=(controller, ledger, names, seed + number)
         )
         writer.start()
+        while (
+            not ledger.operations and writer.is_alive()
+        ):  # a busy machine acknowledges none so soon
+            time.sleep(0.01)
         time.sleep(chance.uniform(0.05, 0.6))
         controller.kill()
         writer.join()

@@ -152,11 +152,14 @@ class Writer:
 
         Args:
             others: ids of deployments that are not ours.
-            seconds: how long the controller may take to settle.
+            seconds: after how long without a change a deployment is stuck; beside much work a start takes
+                minutes, and says how far it is.
         """
         assert self.problems == []
-        deadline = time.monotonic() + seconds
+        before, deadline = None, 0.0
         while unsettled := await self._unsettled():
+            if unsettled != before:
+                before, deadline = unsettled, time.monotonic() + seconds
             assert time.monotonic() < deadline, f"stuck: {unsettled}"
             await asyncio.sleep(0.2)
         shown = {d.id: d for d in await self.client.deployments.list()}

@@ -49,7 +49,7 @@ async def start_only_replica(client: AsyncClient) -> str:
     created = await client.deployments.create(
         "alone", model="exo/tiny-chat", gpu_type="cpu", engine_parameters=[BLOCKS]
     )
-    await client.deployments.wait_until_ready(created.reference.id, timeout=120)
+    await client.deployments.wait_until_ready(created.reference.id, timeout=600)
     return created.reference.id
 
 

@@ -58,7 +58,7 @@ def wait_for(read: Any, done: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)  # three starts of an engine
+@pytest.mark.timeout(1200)  # three starts of an engine, of 300 s each at most
 def test_whole_flow(client: Client, recorder: Recorder) -> None:
     operation = client.create_model(name="exo/tiny-draft")
     model_id = operation["reference"]["id"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from itertools import groupby
 
 import pytest
@@ -15,7 +14,10 @@ from exo_inference.errors import Conflict
 from .conftest import Stack
 from .load import Load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]  # engines give way: a start may take minutes
 
 BLOCKS = "--num-gpu-blocks-override=256"
 
@@ -30,16 +32,15 @@ async def ensure_model(client: AsyncClient, name: str = "exo/tiny-chat") -> None
 
 async def until_settled(client: AsyncClient, deployment_id: str, replicas: int) -> None:
     """Wait until all replicas are ready, none is left over, and nothing more is to be done."""
-    deadline = time.monotonic() + 120
     while True:
         deployment = await client.deployments.get(deployment_id)
+        assert deployment.state != "error", deployment
         if (
             deployment.state == "ready"
             and deployment.ready_replicas == replicas
             and len(deployment.replica_status or []) == replicas
         ):
             return
-        assert time.monotonic() < deadline, deployment
         await asyncio.sleep(0.1)
 
 

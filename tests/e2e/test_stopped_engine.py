@@ -41,10 +41,15 @@ def pids_of(state_dir: Path, replica: str = "[!.]*") -> dict[str, int]:
     (record,) = (state_dir / "replicas").glob(f"{replica}/process.json")
     engine = json.loads(record.read_text())["engine_pid"]
     children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
-    cores = [
-        int(pid) for pid in children if b"core_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    return {"API": engine, "core": cores[0]}
+    (core,) = [int(pid) for pid in children if is_core(pid)]
+    return {"API": engine, "core": core}
+
+
+def is_core(pid: str) -> bool:
+    try:
+        return b"core_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # a process that renders templates, or reads texts, which has ended meanwhile
+        return False
 
 
 async def test_requests_of_a_stopped_engine_end_and_those_that_wait_are_served(

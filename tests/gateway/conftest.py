@@ -183,9 +183,9 @@ class Stack:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(5):
-        while not await condition():
-            await asyncio.sleep(0.01)
+    """Wait as long as the test may take."""
+    while not await condition():
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -230,8 +231,15 @@ def test_an_engine_that_stalls_is_not_alive(start: Start) -> None:
     container.show(busy=1, progress=5)
     wait_for(lambda: container.probe("/live")[0] == 503, "stalled")
     assert container.probe("/health")[0] == 200
-    container.show(busy=1, progress=6)
-    wait_for(lambda: container.probe("/live")[0] == 200, "goes on")
+    progress = count(6)
+
+    def goes_on() -> bool:
+        container.show(
+            busy=1, progress=next(progress)
+        )  # or it would have stalled again in a second
+        return container.probe("/live")[0] == 200
+
+    wait_for(goes_on, "goes on")
 
 
 def test_an_engine_that_says_itself_that_it_hangs_is_believed(start: Start) -> None:

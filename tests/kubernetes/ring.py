@@ -6,6 +6,7 @@ as it should be: what users were promised, what the cluster has, what the API sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
@@ -173,15 +174,18 @@ class Ring:
             time.sleep(0.1)
 
     def _read(self, read: Callable[[Client], Any]) -> Any:
-        """Ask the first controller that answers."""
-        for controller in self.plane.controllers:
-            if not controller.is_paused:
-                try:
-                    with self.plane.client(controller) as client:
+        """Ask the first controller that answers; wait for one."""
+        deadline = time.monotonic() + CONVERGED_SECONDS
+        while True:
+            for controller in self.plane.controllers:
+                if not controller.is_paused:
+                    with (
+                        contextlib.suppress(ConnectionFailed),
+                        self.plane.client(controller) as client,
+                    ):
                         return read(client)
-                except ConnectionFailed:
-                    continue
-        return None
+            assert time.monotonic() < deadline, "no controller answers"
+            time.sleep(0.1)
 
     # -- judging
 
@@ -203,8 +207,6 @@ class Ring:
         """Return what is not as it should be, by the step that was taken."""
         there = {plural: self.plane.items(plural, group) for plural, group in KINDS}
         shown = self._read(lambda c: {found.name: found for found in c.deployments.list()})
-        if shown is None:
-            return {"all": ["no controller answers"]}
         found = {}
         for life in lives:
             said = list(self._problems(life, there, shown))

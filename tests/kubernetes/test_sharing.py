@@ -64,9 +64,10 @@ def test_a_day_in_which_a_deployment_is_shared(plane: Plane) -> None:
     wait_for(lambda: answers(plane, colleague) == {OPENS})
     wait_for(lambda: answers(plane, program) == {OPENS})
     wait_for(lambda: answers(plane, BY_HAND) == {OPENS})
-    assert answers(plane, colleague, "private") == {OF_ANOTHER}
-    assert answers(plane, BY_HAND, "private") == {OF_ANOTHER}
-    assert answers(plane, program, "private") == {NOTHING_RUNS}
+    # A dozen connections may have met all gateways but one, which knows the keys a moment later.
+    wait_for(lambda: answers(plane, colleague, "private") == {OF_ANOTHER})
+    wait_for(lambda: answers(plane, BY_HAND, "private") == {OF_ANOTHER})
+    wait_for(lambda: answers(plane, program, "private") == {NOTHING_RUNS})
     assert answers(plane, "exo-sk-guessed") == {UNKNOWN}
 
     # The owner changes it, it breaks and is repaired, and the colleague loses no request.

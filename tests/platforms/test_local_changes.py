@@ -41,9 +41,8 @@ class Traffic:
 
     async def settle(self, desired: DesiredDeployment) -> None:
         self.unrouted: frozenset[str] = frozenset()
-        async with asyncio.timeout(20):
-            while not await self.reconcile(altered(desired, unrouted=self.unrouted)):
-                await asyncio.sleep(0.05)
+        while not await self.reconcile(altered(desired, unrouted=self.unrouted)):
+            await asyncio.sleep(0.05)
 
     async def client(self) -> None:
         while not self._stop.is_set():

@@ -39,7 +39,9 @@ async def ask(root: Path, answer: bytes | None) -> dict[str, object] | None:
     descriptor = os.open(directory, os.O_PATH)
     server = await asyncio.start_unix_server(respond, f"/proc/self/fd/{descriptor}/engine.sock")
     try:
-        platform = LocalPlatform(state, settings=LocalPlatformSettings(health_timeout_seconds=0.3))
+        seconds = 0.3 if answer is None else 60.0
+        settings = LocalPlatformSettings(health_timeout_seconds=seconds)
+        platform = LocalPlatform(state, settings=settings)
         found = await platform.measurements("chat-1")
         await answered.wait()
         return found

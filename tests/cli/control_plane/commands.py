@@ -21,7 +21,6 @@ def up(*argv: str) -> Result:
         [sys.executable, "-m", "exo_inference.cli", "ai", "up", *argv],
         capture_output=True,
         text=True,
-        timeout=60,
     )
     return Result(done.returncode, done.stdout, done.stderr)
 
@@ -36,17 +35,13 @@ def pids(status: dict[str, Any]) -> dict[str, int]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    """Wait as long as the test may take."""
     while not condition():
-        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def until_gone(*gone: int) -> None:
-    deadline = time.monotonic() + 10
-    while any(process_start_ticks(pid) is not None for pid in gone):
-        assert time.monotonic() < deadline, gone
-        time.sleep(0.01)
+    until(lambda: all(process_start_ticks(pid) is None for pid in gone))
 
 
 def is_refused(url: str) -> bool:

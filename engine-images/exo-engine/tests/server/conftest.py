@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -141,13 +142,24 @@ class Engine:
         self._wait(lambda: self._health() == 200)
         return self
 
-    def wait_exit(self, seconds: float = 20) -> int:
+    def wait_exit(self) -> int:
         """Wait until the process has ended; return its status."""
-        return self.process.wait(timeout=seconds)
+        self._wait(lambda: self.process.poll() is not None)
+        return self.process.returncode
 
     def wait_until(self, is_true: Callable[[], bool]) -> None:
         """Wait for something that the engine does by itself."""
         self._wait(is_true)
+
+    @contextlib.contextmanager
+    def asked(self, body: dict[str, Any]) -> Iterator[None]:
+        """Ask for a completion, and hang up at the end of the block."""
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self.socket))
+            client.sendall(head.encode() + content)
+            yield
 
     @property
     def core_pid(self) -> int:
@@ -191,11 +203,14 @@ class Engine:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             return probe.connect_ex(str(self.socket)) == 0
 
-    def _wait(self, is_true: Callable[[], bool], seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_true():
-            assert time.monotonic() < deadline, f"waited too long:\n{self.log.read_text()}"
-            time.sleep(0.02)
+    def _wait(self, is_true: Callable[[], bool]) -> None:
+        """Wait as long as the test may take: beside much work a start takes a minute."""
+        try:
+            while not is_true():
+                time.sleep(0.02)
+        except pytest.fail.Exception:  # the test's time is over
+            print(f"the engine said:\n{self.log.read_text()}")
+            raise
 
 
 def is_alive(pid: int) -> bool:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +56,7 @@ def test_start_can_be_watched_on_a_port_and_keys_guard_what_they_should(
     start_engine: Start,
 ) -> None:
     engine = start_engine("--uds", "", "--port", "0", "--api-key", "k1", "k2")
-    begin = time.monotonic()
     engine.wait_until(lambda: '"listening"' in engine.log.read_text())
-    assert time.monotonic() - begin < 10  # about half a second on an idle machine
     line = next(line for line in engine.log.read_text().splitlines() if '"listening"' in line)
     key = {"Authorization": "Bearer k2"}
     with httpx.Client(base_url=json.loads(line)["address"]) as client:
@@ -106,8 +103,8 @@ def test_hang_up_ends_the_request_in_the_core(small_engine: Engine) -> None:
     assert engine.metric("vllm:request_success_total", finished_reason="abort") == 2
     assert engine.metric("vllm:generation_tokens_total") < 6000
     assert engine.metric("vllm:kv_cache_usage_perc") == 0
-    with pytest.raises(httpx.ReadTimeout):
-        engine.http.post("/v1/completions", json=LONG | {"stream": False}, timeout=0.3)
+    with engine.asked(LONG | {"stream": False}):
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 1)
     engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 0)
     assert engine.metric("vllm:request_success_total", finished_reason="abort") == 3
 
@@ -116,6 +113,8 @@ def test_requests_beyond_the_queue_get_429_and_the_others_go_on(small_engine: En
     engine = small_engine
     body = LONG | {"stream": False, "max_tokens": 20}
     with concurrent.futures.ThreadPoolExecutor() as pool, streaming(engine, n=2):
+        # Before that it is the second of the stream that waits.
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 2)
         queued = pool.submit(engine.http.post, "/v1/completions", json=body)
         engine.wait_until(lambda: engine.metric("vllm:num_requests_waiting") == 1)
         refused = engine.http.post("/v1/completions", json=body)
@@ -129,6 +128,7 @@ def test_sigterm_drains_and_ends_with_zero(start_engine: Start) -> None:
     engine = start_engine().wait_ready()
     core = engine.core_pid
     with streaming(engine, max_tokens=500) as lines:
+        os.kill(core, signal.SIGSTOP)  # or it may be over before we look
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(core, number)  # as Ctrl-C in a terminal reaches the whole group
         engine.terminate()
@@ -137,6 +137,7 @@ def test_sigterm_drains_and_ends_with_zero(start_engine: Start) -> None:
         assert refused.status_code == 503
         assert refused.headers["x-exo-draining"] == "1"
         assert engine.http.get("/health").status_code == 503
+        os.kill(core, signal.SIGCONT)
         rest = events(lines)
     assert rest[-1] == "[DONE]"
     assert rest[-2]["choices"][0]["finish_reason"] == "length"
@@ -168,7 +169,8 @@ def test_sigterm_while_starting_ends_at_once(start_engine: Start) -> None:
     engine = start_engine().wait_listening()
     core = engine.core_pid
     engine.terminate()
-    assert engine.wait_exit(5) == 0
+    assert engine.wait_exit() == 0
+    assert '"ready"' not in engine.log.read_text()
     assert not is_alive(core)
     assert not engine.socket.exists()
 
@@ -320,6 +322,5 @@ def run_engine(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "exo_engine.server.main", *words],
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )

@@ -45,23 +45,15 @@ def simulate(start_engine: Start, tmp_path: Path) -> Start:
 
 
 def test_simulated_deployment_starts_says_so_and_answers_at_its_speed(simulate: Start) -> None:
-    engine = simulate()
-    details: list[str] = []
-
-    def is_ready() -> bool:
-        health = engine.http.get("/health")
-        assert health.json()["simulated"] is True
-        details.append(health.json().get("detail"))
-        return health.status_code == 200
-
-    engine.wait_listening().wait_until(is_ready)
-    assert "capturing CUDA graphs" in details
+    engine = simulate().wait_ready()
+    assert engine.http.get("/health").json()["simulated"] is True
     assert engine.http.get("/v1/models").json()["data"][0]["max_model_len"] == 131_072
     assert engine.http.get("/version").json()["simulation"]["gpu"] == "gpua5000"
     assert engine.metric("vllm:cache_config_info", num_gpu_blocks="312500") == 1
     log = engine.log.read_text()
     assert "this is a simulation of org/Big-8B on 1 x gpua5000 with vllm" in log
     assert "\nINFO Loading weights took 31 s\n" in log
+    assert "starting: capturing CUDA graphs" in log
 
     measured = engine.http.get("/measurements").json()
     assert measured["simulated"] is True
@@ -87,7 +79,7 @@ def test_simulated_failure_ends_as_a_real_one(simulate: Start) -> None:
         "log": ["torch.OutOfMemoryError: CUDA out of memory."],
     }
     engine = simulate(fail=fail)
-    assert engine.wait_exit(60) == 71
+    assert engine.wait_exit() == 71
     assert engine.last_line == f"exo-engine: error: {fail['error']}"
     assert "\ntorch.OutOfMemoryError: CUDA out of memory.\n" in engine.log.read_text()
     assert not engine.socket.exists()
@@ -112,10 +104,19 @@ def test_real_start_shows_what_it_measured(engine: Engine) -> None:
     assert list(engine.http.get("/version").json()) == ["version"]
 
 
-def test_measurements_are_not_there_before_the_start_is_over(start_engine: Start) -> None:
-    engine = start_engine().wait_listening()
+def test_a_start_says_where_it_is_and_has_no_measurements_before_it_is_over(
+    simulate: Start,
+) -> None:
+    phases = [
+        {"name": "loading weights", "seconds": 0.1},
+        {"name": "capturing CUDA graphs", "seconds": 3600},
+    ]
+    engine = simulate(phases=phases).wait_listening()
+    engine.wait_until(
+        lambda: engine.http.get("/health").json()["detail"] == "capturing CUDA graphs"
+    )
+    health = engine.http.get("/health")
+    assert (health.status_code, health.json()["simulated"]) == (503, True)
     early = engine.http.get("/measurements")
-    if early.status_code != 200:  # a fast machine may be ready already
-        assert early.status_code == 503
-        assert early.json()["error"]["code"] == "model_loading"
-    assert engine.wait_ready().http.get("/measurements").status_code == 200
+    assert early.status_code == 503
+    assert early.json()["error"]["code"] == "model_loading"

@@ -37,17 +37,17 @@ class HeldCore(FakeCore):
 
 @pytest.fixture
 def pass_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let time pass, for the link and for what is computed."""
-    passed = [0.0]
+    """Let time pass, for the link and for what is computed; no other passes for them."""
+    now = [time.monotonic()]
     clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + passed[0],
-        monotonic_ns=lambda: time.monotonic_ns() + int(passed[0] * 1e9),
+        monotonic=lambda: now[0],
+        monotonic_ns=lambda: int(now[0] * 1e9),
     )
     monkeypatch.setattr(core_link, "time", clock)
     monkeypatch.setattr(pulse, "time", clock)
 
     def wait(seconds: float) -> None:
-        passed[0] += seconds
+        now[0] += seconds
 
     return wait
 
