@@ -294,7 +294,24 @@ def any_family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TinyModel]]:
+def tiny_config() -> Callable[[str], Any]:
+    """Return a function from a name in FAMILIES to the configuration in `transformers`."""
+    import transformers
+
+    def make(family: str) -> Any:
+        prefix, overrides = FAMILIES[family]
+        has_text = prefix in ("Gemma3", "Gemma4", "Qwen3_5")
+        kind = f"{prefix}TextConfig" if has_text else f"{prefix}Config"
+        names = [f"{prefix}ForCausalLM"]
+        return getattr(transformers, kind)(**{**_COMMON, **overrides, "architectures": names})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(
+    tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[[str], Any]
+) -> Iterator[Callable[..., TinyModel]]:
     """Return a function from a name in FAMILIES to a model, built once per session."""
     import torch
     import transformers
@@ -305,12 +322,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
     def build(family: str) -> TinyModel:
         if family not in built:
-            prefix, overrides = FAMILIES[family]
-            has_text = prefix in ("Gemma3", "Gemma4", "Qwen3_5")
-            kind = f"{prefix}TextConfig" if has_text else f"{prefix}Config"
-            config = getattr(transformers, kind)(**{**_COMMON, **overrides})
+            config = tiny_config(family)
             torch.manual_seed(len(family))
-            oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+            oracle = getattr(transformers, config.architectures[0])(config).eval()
             buffers = (pair for pair in oracle.named_buffers() if pair[0].endswith("layer_scalar"))
             for name, parameter in [*oracle.named_parameters(), *buffers]:
                 # Fresh biases are zeros and norms are ones: make them matter.

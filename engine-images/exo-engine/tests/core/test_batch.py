@@ -43,6 +43,11 @@ def batch(num_slots: int = 4) -> Batch:
     return Batch(num_slots, num_groups=1, block_size=SIZE)
 
 
+def fill(state: Batch, *told: tuple[int, int, int, int]) -> None:
+    """Each is (slot, epoch, place, token)."""
+    state.fill(*np.array(told, dtype=np.int64).T)
+
+
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_inputs_are_those_of_a_loop_over_sequences(data):
@@ -100,7 +105,7 @@ def test_token_that_is_still_on_the_device_is_marked_until_it_is_told(length):
     state.apply(following)
     found = state.inputs(following)
     assert (found.unknown_rows.tolist(), found.unknown_slots.tolist()) == ([0], [2])
-    state.fill(2, 5, length, 42)
+    fill(state, (2, 5, length, 42))
     found = state.inputs(following)
     assert found.token_ids.tolist() == [42]
     assert not found.unknown_rows.size
@@ -114,17 +119,29 @@ def test_late_token_of_a_sequence_that_is_gone_changes_nothing():
     state.apply(
         frame([(1, 0, 1)], added=(added(1, [3], epoch=6),), removed=ints([1]), tables=[(0, 0, [2])])
     )
-    state.fill(1, 5, 2, 99)
+    fill(state, (1, 5, 2, 99))
     assert state.token_ids(1).tolist() == [3]
     with pytest.raises(InternalError, match="told its token 3, but expects 1"):
-        state.fill(1, 6, 3, 99)
+        fill(state, (1, 6, 3, 99))
+
+
+def test_tokens_are_told_to_those_who_are_there():
+    state = batch()
+    members = tuple(added(slot, range(slot + 1), epoch=slot + 5) for slot in range(3))
+    tables = [(row, 0, [row]) for row in range(3)]
+    state.apply(frame([(s, 0, s + 1) for s in range(3)], added=members, tables=tables))
+    state.expect(np.arange(3))
+    fill(state, (2, 7, 3, 40), (1, 4, 9, 41), (0, 5, 1, 42))  # the second one is gone
+    assert [state.token_ids(slot).tolist() for slot in range(3)] == [[0, 42], [0, 1], [0, 1, 2, 40]]
+    with pytest.raises(InternalError, match="slot 2 was told its token 5, but expects 4"):
+        fill(state, (1, 6, 2, 50), (2, 7, 5, 51))
 
 
 def test_guesses_are_in_the_step_and_do_not_count():
     state = batch()
     state.apply(frame([(0, 0, 2)], added=(added(0, [7, 8]),), tables=[(0, 0, [1, 2])]))
     state.expect(np.array([0]))
-    state.fill(0, 0, 2, 9)
+    fill(state, (0, 0, 2, 9))
     guessing = frame([(0, 2, 5)], samples=[3], proposed=ints([50, 51]))
     state.apply(guessing)
     found = state.inputs(guessing)

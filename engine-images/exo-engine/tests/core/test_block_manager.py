@@ -135,6 +135,19 @@ def test_writing_into_a_shared_block_copies_it_first(blocks):
     assert blocks.prepare_write("b", 7, 8) == []
 
 
+def test_what_a_fork_shares_behind_what_is_written_is_copied_when_it_is_written(blocks):
+    """So it is where tokens were taken back."""
+    blocks.open("a")
+    blocks.prepare_write("a", 0, 8)
+    first, second = blocks.tables("a")[0]
+    blocks.fork("a", "b", 8)
+    (copy,) = blocks.prepare_write("a", 3, 4)
+    assert (copy.source, blocks.tables("a")[0]) == (first, [copy.target, second])
+    (copy,) = blocks.prepare_write("a", 4, 5)
+    assert (copy.source, blocks.tables("a")[0][1]) == (second, copy.target)
+    assert blocks.tables("b")[0] == [first, second]
+
+
 def test_a_wholly_cached_prompt_recomputes_its_last_token_in_a_copy(blocks):
     tokens = list(range(8))
     compute(blocks, "a", tokens)

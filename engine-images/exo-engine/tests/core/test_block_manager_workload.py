@@ -138,7 +138,8 @@ class RandomWorkload(RuleBasedStateMachine):
                 read = (start - 1) // 2 if start else (end - 1) // 2
                 touched |= {(group, place, table[place]) for place in (read, (end - 1) // 2)}
                 continue
-            for index in range(start // 2, len(table)):
+            # Behind them may be what a fork shares since it was taken back here: that is copied when it is written.
+            for index in range(start // 2, -(-end // 2)):
                 owners = sum(
                     table[index] in each
                     for other in [*self.tokens, *self.draining]

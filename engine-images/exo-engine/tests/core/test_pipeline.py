@@ -107,7 +107,7 @@ class CheckingExecutor:
     def result(self) -> StepResult:
         _, results, fills = self._sent.popleft()
         for fill in fills:
-            self._batch.fill(*fill)
+            self._batch.fill(*np.array([fill]).T)
         return StepResult(tuple(results))
 
     def close(self) -> None:

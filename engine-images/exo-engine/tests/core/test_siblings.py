@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 
 import pytest
 from exo_engine.attention.layer import Reach
 from exo_engine.core.request import EngineRequest
+from exo_engine.core.scheduled import ScheduledStep
 from exo_engine.sampling_params import SamplingParams
 
-from .scheduler_steps import finish, make_scheduler, set_budget, step
+from .scheduler_steps import answer, finish, make_scheduler, set_budget, step
 
 
 def siblings(count: int, num_prompt: int, max_tokens: int = 4, **others) -> list[EngineRequest]:
@@ -58,6 +60,31 @@ def test_siblings_of_a_model_with_states_begin_with_the_state_before_the_last_to
         items = step(scheduler)[0].items.values()
         num_prompt_tokens += sum(max(0, min(item.end, 500) - item.start) for item in items)
     assert num_prompt_tokens == 500 + 7 * 4  # 496 are whole blocks
+
+
+def test_sibling_waits_for_the_copies_of_blocks_that_the_first_one_could_not_give_back_yet():
+    """With three steps on their way windows are left late: the first one has more blocks than it needs at most."""
+    reaches = (Reach(), Reach(window=8))
+    scheduler = make_scheduler(
+        num_blocks=11, block_size=3, budget=3, max_num_seqs=2, reaches=reaches
+    )
+    for each in siblings(2, 14, max_tokens=2):
+        scheduler.add(each)
+    on_their_way, found = deque[ScheduledStep](), []
+    while scheduler.has_unfinished():
+        while len(on_their_way) < 3:
+            scheduled = scheduler.schedule()
+            scheduler.check_integrity()
+            if not scheduled.items:
+                break
+            on_their_way.append(scheduled)
+        first = on_their_way.popleft()
+        if first.items.keys() == {"s0"} and first.items["s0"].end == 14:
+            # It holds ten of eleven blocks, and nine are the most it needs; a copy takes two.
+            assert scheduler.stats().num_used_blocks == 10
+        found += scheduler.update(first, answer(first, 1))
+    assert [output.request_id for output in found] == ["s0", "s0", "s1", "s1"]
+    assert scheduler.stats().num_used_blocks == 0
 
 
 def test_siblings_of_one_that_is_gone_go_on_alone():

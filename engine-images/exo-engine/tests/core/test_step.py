@@ -63,6 +63,19 @@ def test_frame_arrives_as_it_was_sent():
     assert plain(unpack_frame(pack_frame(frame))) == plain(frame)
 
 
+@pytest.mark.parametrize("counts", [[1, 1], [1, 0], [0, 0], [2, 1]])
+def test_new_blocks_arrive_however_many_each_sequence_gets(counts):
+    blocks = ints(range(sum(counts)))
+    frame = StepFrame(
+        slots=ints([3, 0]),
+        starts=ints([7, 9]),
+        num_tokens=ints([1, 1]),
+        num_samples=np.ones(2, dtype=np.uint8),
+        tables=TableChange(ints([0, 1]), ints([4, 6]), ints(counts), (blocks, blocks + 1)),
+    )
+    assert plain(unpack_frame(pack_frame(frame))) == plain(frame)
+
+
 def test_result_arrives_as_it_was_sent():
     report = TokenLogprobs(4, -0.25, 2, ((1, -0.1), (4, -0.25)))
     result = StepResult(

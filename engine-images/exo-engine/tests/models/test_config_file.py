@@ -228,6 +228,28 @@ def test_layers_of_gemma_differ_in_angles_and_heads(spec_of):
     assert [layer.head_dim for layer in own.attention_layers] == [16, 32] * 3
 
 
+AHEAD = {
+    "DeepSeek-V2": (DEEPSEEK, None),
+    "DeepSeek-V3": ({**DEEPSEEK, **V3, "first_k_dense_replace": 0}, "model.layers.2."),
+    "Qwen3.5": ({**LLAMA, "architectures": ["Qwen3_5ForCausalLM"]}, "mtp."),
+    "Qwen3-Next": (NEXT, "mtp."),
+    "Llama": (LLAMA, None),
+    "Gemma 2": (GEMMA2, None),
+    "gpt-oss": (GPT_OSS, None),
+}
+
+
+@pytest.mark.parametrize("family", AHEAD)
+def test_what_guesses_ahead_is_left_aside_where_checkpoints_of_the_family_have_it(spec_of, family):
+    """Elsewhere such a tensor is one that nobody knows, and the checkpoint is refused."""
+    base, own = AHEAD[family]
+    spec = spec_of(base={**base, "full_attention_interval": 2})
+    names = ("model.layers.2.", "model.layers.1.", "mtp.")
+    assert [name for name in names if spec.ignores(f"{name}mlp.up_proj.weight")] == (
+        [] if own is None else [own]
+    )
+
+
 def test_latent_attention_is_cached_as_one_row_per_token(spec_of):
     spec = spec_of(base=DEEPSEEK)
     plan = plan_cache(spec.attention_layers, 1, KV_FORMATS["bfloat16"])

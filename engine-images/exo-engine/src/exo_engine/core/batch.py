@@ -110,16 +110,22 @@ class Batch:
         self.num_tokens[slots] += 1
         self._grow_tokens(int(self.num_tokens[slots].max(initial=0)))
 
-    def fill(self, slot: int, epoch: int, place: int, token_id: int) -> None:
-        """Tell a token that was expected; nothing happens if its sequence is gone."""
-        if self.epochs[slot] != epoch:
-            return
-        if place != self._num_known[slot]:
+    def fill(self, slots: Indices, epochs: Indices, places: Ints, token_ids: Indices) -> None:
+        """Tell tokens (N,) that were expected, one of each slot; nothing happens to sequences that are gone.
+
+        Raises:
+            InternalError: a place is not that of the token which its sequence expects.
+        """
+        is_there = self.epochs[slots] == epochs
+        slots, places = slots[is_there], places[is_there]
+        is_wrong = places != self._num_known[slots]
+        if is_wrong.any():
+            slot, place = int(slots[is_wrong][0]), int(places[is_wrong][0])
             raise InternalError(
                 f"slot {slot} was told its token {place}, but expects {self._num_known[slot]}"
             )
-        self._token_ids[slot, place] = token_id
-        self._num_known[slot] = place + 1
+        self._token_ids[slots, places] = token_ids[is_there]
+        self._num_known[slots] = places + 1
 
     def token_ids(self, slot: int) -> Ints:
         """Return the tokens of a sequence that are known."""
@@ -173,7 +179,8 @@ class Batch:
 def _grown(array: Ints, width: int, used: Ints) -> Ints:
     """Return an array whose rows have room for `width`, with what is `used` of each.
 
-    The kernel gives memory to what is written only, so rows of short sequences cost little.
+    The kernel gives memory to what is written only, so rows of short sequences cost little. That takes a copy per
+    row, but only when the longest sequence gets twice as long.
     """
     if width <= array.shape[1]:
         return array

@@ -48,7 +48,8 @@ def find_beginning(sequence: Sequence, blocks: BlockManager, demand: BlockDemand
         num_found = len(prefix) * blocks.block_size
         num_held = blocks.num_held_by(prefix)
     num_computed = min(num_found, len(sequence.token_ids) - 1)
-    num_missing = demand.most_blocks(len(sequence.token_ids)) - num_held
+    # A sibling may hold more than that, as long as steps on its way reach what lies behind a window.
+    num_missing = max(0, demand.most_blocks(len(sequence.token_ids)) - num_held)
     if source is not None or num_computed < num_found:
         num_missing += len(blocks.reaches)  # the last ones found are written to, and copied first
     num_free = blocks.num_free_after(prefix)

@@ -371,22 +371,20 @@ class ModelRunner:
         choices: list[TokenChoice | Verified],
         scored: dict[int, list[TokenLogprobs]],
     ) -> list[SequenceResult]:
-        """Bring what was chosen to the host; return the result of each row."""
-        slots, ages = inputs.slots.tolist(), epochs.tolist()
-        answers = [Answer() for _ in slots]
+        """Bring what was chosen to the host; return the result of each row.
+
+        The only loop over sequences of a step: answers and their reports are objects of each one's own.
+        """
+        answers = [Answer() for _ in inputs.slots]
         for choice in self._followed(choices, inputs.slots, epochs):
             reports = choice.samples.reports()
             if choice.grammars is not None and not choice.grammars.is_settled:
                 self.grammars.settle()
-            chosen = zip(
-                choice.members.tolist(),
-                choice.places.tolist(),
-                choice.fetched(),
-                strict=True,
-            )
-            for index, (row, place, packed) in enumerate(chosen):
-                token_id, is_valid = unpack(packed)
-                self._batch.fill(slots[row], ages[row], place, token_id)
+            rows = choice.members
+            token_ids, are_valid = unpack(np.array(choice.fetched(), dtype=np.int64))
+            self._batch.fill(inputs.slots[rows], epochs[rows], choice.places, token_ids)
+            chosen = zip(rows.tolist(), token_ids.tolist(), are_valid.tolist(), strict=True)
+            for index, (row, token_id, is_valid) in enumerate(chosen):
                 answer = answers[row]
                 if answer.is_going_on and not answer.stops(choice.grammars, index, is_valid):
                     answer.token_ids.append(token_id)
@@ -394,7 +392,9 @@ class ModelRunner:
                         answer.logprobs.append(reports[index])
         return [
             answer.result(slot, epoch, tuple(scored.get(slot, ())))
-            for answer, slot, epoch in zip(answers, slots, ages, strict=True)
+            for answer, slot, epoch in zip(
+                answers, inputs.slots.tolist(), epochs.tolist(), strict=True
+            )
         ]
 
     def _followed(

@@ -43,7 +43,10 @@ class Slots:
         sequence.slot = sequence.epoch = -1
 
     def frame(self, step: ScheduledStep) -> StepFrame:
-        """Return what runners must know of a step, once per step and in order."""
+        """Return what runners must know of a step, once per step and in order.
+
+        Goes through the sequences: they are the scheduler's objects, of which this makes the numbers.
+        """
         items = list(step.items.values())
         removed, self._removed = self._removed, []
         return StepFrame(

@@ -62,6 +62,9 @@ class TableChange:
     """Per group, those of all sequences, one after another."""
 
 
+_NO_CHANGE = TableChange()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFrame:
     """One step, as far as a runner must know."""
@@ -78,7 +81,7 @@ class StepFrame:
     added: tuple[AddedSequence, ...] = ()
     removed: Ints = field(default_factory=_none)
     """Slots whose sequences are gone; a slot may be taken again by `added`."""
-    tables: TableChange = field(default_factory=TableChange)
+    tables: TableChange = _NO_CHANGE
     copies: tuple[Ints, ...] = (_NONE,)
     """Per group: block copies to make before anything is written, as source, target, source, …"""
     proposed: Ints = field(default_factory=_none)
@@ -146,7 +149,7 @@ def unpack_frame(data: bytes) -> StepFrame:
         num_samples=_counts(num_samples, np.uint8),
         added=tuple(_unpack_added(each) for each in added),
         removed=_ints(removed),
-        tables=TableChange() if tables is None else _unpack_tables(*tables),
+        tables=_NO_CHANGE if tables is None else _unpack_tables(*tables),
         copies=tuple(map(_ints, copies)),
         proposed=_ints(proposed),
     )
@@ -213,28 +216,31 @@ def _ints(data: bytes | None) -> Ints:
 
 
 Integer = TypeVar("Integer", np.int32, np.uint8)
+_ONES = {np.int32: np.int32(1).tobytes(), np.uint8: np.uint8(1).tobytes()}
 
 
-def _pack_counts(counts: NDArray[Any]) -> int | bytes:
+def _pack_counts(counts: NDArray[Integer]) -> int | bytes:
     """Return only how many there are where all are 1, as in steps of single tokens."""
-    return len(counts) if (counts == 1).all() else counts.tobytes()
+    packed = counts.tobytes()
+    return len(counts) if packed == _ONES[counts.dtype.type] * len(counts) else packed
 
 
 def _counts(packed: int | bytes, dtype: type[Integer]) -> NDArray[Integer]:
-    if isinstance(packed, int):
-        return np.ones(packed, dtype)
-    return np.frombuffer(packed, dtype)
+    # Bytes in any case: numpy's functions of arrays cost more than the whole of a small frame.
+    return np.frombuffer(_ONES[dtype] * packed if isinstance(packed, int) else packed, dtype)
 
 
 def _pack_tables(tables: TableChange) -> list[Any]:
-    plain = (tables.rows, tables.firsts, np.concatenate(tables.blocks))
-    return [len(tables.blocks), _pack_counts(tables.counts), *map(_bytes, plain)]
+    blocks = b"".join([each.tobytes() for each in tables.blocks]) or None
+    rows, firsts = tables.rows.tobytes(), tables.firsts.tobytes()
+    return [len(tables.blocks), _pack_counts(tables.counts), rows, firsts, blocks]
 
 
-def _unpack_tables(num_groups: int, counts: int | bytes, *plain: bytes | None) -> TableChange:
-    rows, firsts, blocks = map(_ints, plain)
-    by_group = blocks.reshape(num_groups, -1)
-    return TableChange(rows, firsts, _counts(counts, np.int32), tuple(by_group))
+def _unpack_tables(
+    num_groups: int, counts: int | bytes, rows: bytes, firsts: bytes, blocks: bytes | None
+) -> TableChange:
+    by_group = _ints(blocks).reshape(num_groups, -1)
+    return TableChange(_ints(rows), _ints(firsts), _counts(counts, np.int32), tuple(by_group))
 
 
 def _pack_added(added: AddedSequence) -> list[Any]:

@@ -40,6 +40,7 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
         windows=(None,) * num_layers,
         latent=_read_latent(reader, turned, is_v2=is_v2),
         mixture=_read_mixture(reader, num_layers, is_v2=is_v2),
+        beside=() if is_v2 else (f"model.layers.{num_layers}.",),  # what guesses tokens ahead
     )
 
 

@@ -31,6 +31,7 @@ def spec_from_config(reader: ConfigReader, *, default_rotary_part: float = 1.0) 
         has_output_gate=True,
         norm_offset=1.0,
         delta=_read_delta(reader, spec.num_layers),
+        beside=("mtp.",),  # what guesses tokens ahead
     )
 
 

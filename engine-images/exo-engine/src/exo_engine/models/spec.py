@@ -241,6 +241,8 @@ class DecoderSpec:
     checkpoint_dtype: str | None = None
     checkpoint_format: str = PLAIN
     """How linear layers are stored, a name of `weight_formats`."""
+    beside: tuple[str, ...] = ()
+    """How names begin of what checkpoints have beside the model, such as what guesses tokens ahead."""
     num_ranks: int = 1
     """Processes that share each layer."""
 
@@ -297,11 +299,8 @@ class DecoderSpec:
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may have this tensor although nothing here needs it."""
-        # What guesses tokens ahead: a layer more in DeepSeek-V3's checkpoints, a part in Qwen3-Next's.
-        ahead = f"model.layers.{self.num_layers}." if self.latent is not None else "mtp."
-        is_unread = name.startswith(tuple(self._unread()))
         is_tied = name == "lm_head.weight" and self.ties_embeddings
-        return is_tied or is_unread or name.startswith(ahead)
+        return is_tied or name.startswith((*self.beside, *self._unread()))
 
     def _unread(self) -> Iterator[str]:
         """Yield how names begin of what checkpoints have in layers that read another's keys and values."""

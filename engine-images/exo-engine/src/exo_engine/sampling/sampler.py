@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
@@ -64,9 +65,10 @@ class RowMask:
     """(M, W) int32, a bit per token that is allowed, the lowest first; W may be more than needed."""
 
 
-def unpack(packed: int) -> tuple[int, bool]:
-    """Return token and whether it is valid, of a number of `Samples.packed`."""
-    return (packed, True) if packed >= 0 else (~packed, False)
+def unpack(packed: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return tokens (N,) and whether each is valid, of `Samples.packed` (N,)."""
+    is_valid = packed >= 0
+    return np.where(is_valid, packed, ~packed), is_valid
 
 
 def sample(

@@ -133,9 +133,10 @@ class WindowRunner:
     def _keep(self, result: SequenceResult) -> None:
         slot = result.slot
         for token_id in result.token_ids:
-            self._batch.expect(np.array([slot]))
-            place = int(self._batch.num_tokens[slot]) - 1
-            self._batch.fill(slot, result.epoch, place, token_id)
+            slots, epochs = np.array([slot]), np.array([result.epoch])
+            self._batch.expect(slots)
+            places = self._batch.num_tokens[slots] - 1
+            self._batch.fill(slots, epochs, places, np.array([token_id]))
 
     def _result(self, slot: int, num_tokens: int, given: SequenceResult | None) -> SequenceResult:
         if given is None:

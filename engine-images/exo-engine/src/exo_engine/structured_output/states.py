@@ -2,7 +2,8 @@
 
 The runner adds a sequence to its slot, asks for the masks of a step's rows, and tells which tokens were
 chosen. A mask is filled in a thread as soon as the token before it is known, so beside the forward
-pass; `masks` waits for it. Everything else is called from the runner's thread.
+pass; `masks` waits for it. Everything else is called from the runner's thread. Only rows with a grammar
+are gone through one by one: each has a matcher of its own.
 
 Legend: N rows of a step, M of them with a grammar, V vocabulary, W = words of a mask.
 """
@@ -94,6 +95,7 @@ class GrammarStates:
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.compiler = Compiler(vocab_size)
         self._states: dict[int, _State] = {}
+        self._has_state = np.zeros(num_slots, dtype=bool)
         self._device = device
         self._num_slots = num_slots
         self._masks = np.zeros((0, self.compiler.num_words), np.int32)
@@ -107,39 +109,37 @@ class GrammarStates:
         if not len(self._masks):
             self._masks = np.zeros((self._num_slots, self.compiler.num_words), np.int32)
         state = self._states[slot] = _State(slot)
+        self._has_state[slot] = True
         self._filling = self._thread.submit(self._begin, state, grammar, output_ids)
 
     def remove(self, slot: int) -> None:
         """Forget a slot's grammar."""
         self._states.pop(slot, None)
+        self._has_state[slot] = False
 
     def has_any(self, slots: Ints) -> bool:
         """Whether any of the slots (N,) has a grammar."""
-        return bool(self._states) and any(slot in self._states for slot in slots.tolist())
+        return bool(self._has_state[slots].any())
 
     def masks(self, slots: Ints) -> RowMask | None:
         """Return which tokens may follow, of those of the slots (N,) that have a grammar."""
-        if not self._states:
-            return None
-        rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._states]
-        if not rows:
+        rows = np.flatnonzero(self._has_state[slots])
+        if not rows.size:
             return None
         self.settle()
         if self._filling is not None:
             self._filling.result()
         bits = to_device(self._masks[slots[rows]], self._device)
         is_all = len(rows) == len(slots)
-        return RowMask(None if is_all else to_device(np.array(rows), self._device), bits)
+        return RowMask(None if is_all else to_device(rows, self._device), bits)
 
     def note(self, slots: Ints, samples: Samples) -> Choice | None:
         """Remember what was chosen for the slots (N,); `settle` or `take` goes on by it."""
-        states = {
-            row: self._states[slot]
-            for row, slot in enumerate(slots.tolist())
-            if slot in self._states
-        }
-        if not states:
+        rows = np.flatnonzero(self._has_state[slots])
+        if not rows.size:
             return None
+        owners = zip(rows.tolist(), slots[rows].tolist(), strict=True)
+        states = {row: self._states[slot] for row, slot in owners}
         told = torch.stack([samples.tokens, samples.is_valid.long(), samples.is_finite.long()])
         choice = Choice(states, *_begin_copy(told))
         self._unsettled.append(choice)
