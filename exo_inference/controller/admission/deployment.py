@@ -45,6 +45,7 @@ from exo_inference.controller.admission.problems import (
     choice_issue,
     field_issue,
     refuse,
+    short_number,
 )
 from exo_inference.controller.admission.world import World, find_family
 from exo_inference.controller.stores.base import NewEvent
@@ -119,7 +120,7 @@ def admit_create(
         found: what was wrong when it was read.
         force: admit it although it does not fit into memory.
         title: of a refusal.
-        is_stopped: it is there and 0 replicas of it are meant, which take no room.
+        is_stopped: 0 replicas are meant, which take no room; any other number is refused.
 
     Raises:
         Refused
@@ -135,6 +136,9 @@ def admit_create(
     parameters = check_parameters(wanted, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
     replicas = 0 if is_stopped else check_replicas(wanted.replicas or 1, issues)
+    if is_stopped and wanted.replicas:
+        found_number = short_number(wanted.replicas)
+        issues.append(field_issue("replicas", f"must be 0 with ?stopped, found {found_number}"))
     fit = None
     if parameters is not None and engine is not None and can_judge(engine, version):
         count = 1 if wanted.gpu_count is None else wanted.gpu_count

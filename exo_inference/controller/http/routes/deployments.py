@@ -68,9 +68,10 @@ _ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop i
 
 
 async def create_deployment(request: Request) -> Response:
-    """Record a deployment with its key."""
+    """Record a deployment with its key; with `?stopped=stopped` one of 0 replicas."""
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
+    is_stopped = has_argument(request, "stopped")
     wanted, issues = read_wanted(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     families = await context.families()
@@ -79,13 +80,18 @@ async def create_deployment(request: Request) -> Response:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
         admitted = await asyncio.to_thread(
-            admission.admit_create, wanted, world, issues, force=is_forced
+            admission.admit_create,
+            wanted,
+            world,
+            issues,
+            force=is_forced,
+            is_stopped=is_stopped,
         )
         if is_dry_run:
             return answer(operations.dry_run("deployment", None, admitted.plan))
         uid = operations.new_uid(identity)
         # The vendor's program sends 0 when its user says nothing.
-        message = _ONE_FOR_NONE if wanted.replicas == 0 else None
+        message = _ONE_FOR_NONE if wanted.replicas == 0 and not is_stopped else None
         operation = operations.succeeded("deployment", uid, message, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(
@@ -321,7 +327,12 @@ _DRY = ("dry-run",)
 _JUDGED = ("dry-run", "force")
 
 ROUTES = [
-    route("/v2/ai/deployment", {"POST": _JUDGED}, GET=list_deployments, POST=create_deployment),
+    route(
+        "/v2/ai/deployment",
+        {"POST": (*_JUDGED, "stopped")},
+        GET=list_deployments,
+        POST=create_deployment,
+    ),
     route(
         "/v2/ai/deployment/{id}",
         {"PATCH": _JUDGED, "PUT": _JUDGED, "DELETE": _DRY},
