@@ -19,6 +19,7 @@ from exo_inference.controller.http.views import view_deployment
 from exo_inference.engines import engines_on, get_engine
 from exo_inference.planner import cpu_as_gpu, find_gpu, find_model
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.replica_memory import HostRoom
 from exo_inference.preflight import Subject, judge
 from exo_inference.resources import DeploymentSpec, EngineRef, ModelSpec
 from exo_inference.wire import CreateDeployment
@@ -51,11 +52,11 @@ def refusal(*families: InstanceTypeInfo, **changes: Any) -> tuple[int, str]:
     return refused.value.status_code, refused.value.text
 
 
-def refuse_tiny(**body: Any) -> Refused:
-    """Return the refusal of a deployment of the built-in model on CPUs."""
+def refuse_tiny(cpu: InstanceTypeInfo | None = None, **body: Any) -> Refused:
+    """Return the refusal of a deployment of the built-in model on CPUs, a cluster's if no others are given."""
     source, model = "exo/tiny-chat", builders.ready_model()
     model = model.model_copy(update={"spec": ModelSpec(source=source)})
-    cpu = replace(CPU, gpu=cpu_as_gpu(16 * 2**30))
+    cpu = cpu or replace(CPU, gpu=cpu_as_gpu(16 * 2**30))
     world = World((model,), (), (GPU, cpu), {source: find_bundled(source)})
     fields = {"name": "chat", "model": {"name": source}, "gpu-type": "cpu", **body}
     wanted, issues = read_wanted(CreateDeployment, fields)
@@ -80,6 +81,15 @@ def test_an_engine_for_gguf_is_refused_for_a_model_that_has_none() -> None:
 def test_more_gpus_than_the_engine_can_use_are_the_counts_fault() -> None:
     issues = refuse_tiny(**{"gpu-count": 2}).issues
     assert [issue.location for issue in issues if "one GPU" in issue.sentence] == ["$['gpu-count']"]
+
+
+def test_two_cpus_for_one_replica_are_refused_once() -> None:
+    """On one machine, where all replicas share its cores."""
+    room = HostRoom(64 * 2**30, 60 * 2**30, {}, num_cores=2)
+    cpu = InstanceTypeInfo("cpu", 1, 1, gpu=cpu_as_gpu(16 * 2**30), room=room)
+    refused = refuse_tiny(cpu, **{"gpu-count": 2})
+    assert [issue.location for issue in refused.issues] == ["$['gpu-count']"]
+    assert "a replica on the CPU has 1, which is its share of all cores" in refused.text
 
 
 def test_flags_are_those_of_the_engine_that_is_asked_for() -> None:

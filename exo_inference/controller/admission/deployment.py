@@ -386,7 +386,7 @@ def _refuse(title: str, issues: list[Issue], fit: Fit | None) -> Refused:
         ways_out = tuple(f"to make it fit: {way}" for way in ways_out)
     elif ways_out:
         hint = "Any one of these makes it fit:"
-    elif fit.issues and fit.issues[0].location is None:
+    elif fit.issues and fit.issues[0].location is None and not fit.says_step:
         hint = "Choose a smaller model, or one whose weights are quantized."
     plan = fit.plan if fit.issues else None
     return refuse(title, issues, hint=hint, ways_out=ways_out, plan=plan)
