@@ -7,6 +7,7 @@ judged by `controller/admission/` and recorded in one write, through `deployment
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -208,9 +209,12 @@ async def restart_deployment(request: Request) -> Response:
     """Ask for new replicas in place of all that run, as an update replaces them: without loss.
 
     After an update that was rolled back, those of the version that serves: to try it again is an update.
+    The annotation ends with which request it was, so that one that comes again has them restarted once.
     """
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
+    identity = await operations.identify_change(request)
+    mark = hashlib.sha256(identity.key.encode()).hexdigest()[:16]
 
     def judge(present: InferenceDeployment, world: World) -> Change:
         if wanted_replicas(present) == 0:
@@ -220,8 +224,10 @@ async def restart_deployment(request: Request) -> Response:
                 f"{present.metadata.name} is scaled to 0, so nothing of it runs",
                 hint="Scale it up instead.",
             )
+        if present.metadata.annotations.get(ROLL_ANNOTATION, "").endswith(f" {mark}"):
+            return present.metadata, AdmittedDeployment(present.metadata.name, present.spec)
         now = datetime.now(UTC).isoformat()
-        annotations = {**present.metadata.annotations, ROLL_ANNOTATION: now}
+        annotations = {**present.metadata.annotations, ROLL_ANNOTATION: f"{now} {mark}"}
         if spec_before(present) is None or not read_refusal(present):
             annotations[RESTART_ANNOTATION] = now
         metadata = present.metadata.model_copy(update={"annotations": annotations})
