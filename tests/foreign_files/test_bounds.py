@@ -40,6 +40,7 @@ def model(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(SIZES))
     (directory / "model.safetensors").write_bytes(weights(tensor(), bytes(8)))
+    (directory / "tokenizer.json").write_text("{}")
     return directory
 
 
@@ -197,7 +198,8 @@ def test_what_models_really_hold_is_taken(model: Path) -> None:
     }
     (model / "config.json").write_text(json.dumps(found))
     header({**tensor(), "__metadata__": {"format": "pt"}})(model)
-    assert [name for name, _ in check_model(model).files] == ["config.json", "model.safetensors"]
+    names = [name for name, _ in check_model(model).files]
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
 def test_of_gguf_files_name_and_size_are_looked_at_and_nothing_is_opened(model: Path) -> None:
