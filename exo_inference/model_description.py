@@ -20,6 +20,7 @@ MAX_CONFIG_BYTES = 16 * 2**20
 """The largest published config.json has well below 1 MiB."""
 MAX_INDEX_BYTES = 64 * 2**20
 
+TOKENIZER_NAME = "tokenizer.json"
 _TOKENIZER = re.compile(
     r"tokenizer\.json|tokenizer.*\.model(?:\.v\d+)?|tekken\.json|sp(?:iece|m)\.model"
     r"|sentencepiece.*\.model|vocab\.(?:json|txt)|.*\.tiktoken"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.foreign_files.mutations import write_seed
 from exo_inference.controller.admission import admit_create, admit_update
-from exo_inference.controller.admission.architectures import find_bundled
+from exo_inference.controller.admission.architectures import Architectures, find_bundled
 from exo_inference.controller.admission.bodies import read_update, read_wanted
 from exo_inference.controller.admission.fit import make_subject
 from exo_inference.controller.admission.problems import Refused
@@ -76,6 +78,35 @@ def test_an_engine_for_gguf_is_refused_for_a_model_that_has_none() -> None:
         412,
         "llama-cpp loads *.gguf files, and exo/tiny-chat has none; choose another engine: exo",
     )
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_an_engine_that_reads_tokenizer_json_is_refused_for_a_model_without(lacks: bool) -> None:
+    known = replace(find_bundled("exo/tiny-chat"), lacks_tokenizer_json=lacks)
+    world = World((builders.ready_model(),), (), (GPU, CPU), {"org/m1": known})
+    asked = {"name": "chat", "model": {"name": "org/m1"}, "gpu-count": 1, "replicas": 1}
+
+    def told(gpu_type: str) -> str:
+        wanted, issues = read_wanted(CreateDeployment, {**asked, "gpu-type": gpu_type})
+        try:
+            admit_create(wanted, world, issues)
+        except Refused as refused:
+            return refused.text
+        return ""
+
+    by_exo, by_vllm = told("cpu"), told("gpua5000")
+    assert by_exo.startswith("exo-engine reads tokenizer.json, and org/m1 has none") == lacks
+    assert "tokenizer" not in by_vllm
+
+
+async def test_a_folder_says_whether_tokenizer_json_is_in_it(tmp_path: Path) -> None:
+    write_seed(tmp_path)
+    model = builders.ready_model()
+    status = model.status.model_copy(update={"path": str(tmp_path)})
+    model, looked_up = model.model_copy(update={"status": status}), Architectures()
+    assert not (await looked_up.of_model(model)).lacks_tokenizer_json
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
+    assert (await looked_up.of_model(model)).lacks_tokenizer_json
 
 
 def test_more_gpus_than_the_engine_can_use_are_the_counts_fault() -> None:

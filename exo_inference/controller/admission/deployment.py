@@ -19,6 +19,7 @@ from exo_inference.controller.admission.availability import (
 from exo_inference.controller.admission.field_checks import (
     check_family,
     check_has_gguf,
+    check_has_tokenizer,
     check_has_weights,
     check_model,
     check_name,
@@ -132,6 +133,7 @@ def admit_create(
     check_has_weights(model, family, world, issues)
     engine = check_engine(wanted.engine, family, issues)
     check_has_gguf(model, engine, family, issues)
+    check_has_tokenizer(model, engine, family, world, issues)
     version = check_version(wanted.engine_version, engine, issues)
     parameters = check_parameters(wanted, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
