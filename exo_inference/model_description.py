@@ -21,18 +21,6 @@ MAX_CONFIG_BYTES = 16 * 2**20
 MAX_INDEX_BYTES = 64 * 2**20
 
 TOKENIZER_NAME = "tokenizer.json"
-_TOKENIZER = re.compile(
-    r"tokenizer\.json|tokenizer.*\.model(?:\.v\d+)?|tekken\.json|sp(?:iece|m)\.model"
-    r"|sentencepiece.*\.model|vocab\.(?:json|txt)|.*\.tiktoken"
-)
-NO_TOKENIZER = (
-    "holds no tokenizer: neither tokenizer.json nor tokenizer.model, tekken.json, vocab.json, "
-    "vocab.txt or a *.tiktoken"
-)
-TOKENIZER_HINT = (
-    "Add it from where the model comes from; `exo-engine` needs tokenizer.json, as `save_pretrained` "
-    "of its tokenizer writes it."
-)
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
@@ -43,11 +31,6 @@ def describe(
     inner = quantization.get("quantization") if quantization is not None else None
     more = inner if isinstance(inner, dict) else None
     return read_architecture(config, name=name, hf_quant_config=more, source=source)
-
-
-def has_tokenizer(names: Iterable[str]) -> bool:
-    """Whether among the files beside a model's weights is one from which an engine reads its tokenizer."""
-    return any(_TOKENIZER.fullmatch(name) for name in names)
 
 
 def weight_names(names: Iterable[str]) -> list[str]:

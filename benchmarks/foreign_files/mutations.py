@@ -182,7 +182,6 @@ def write_seed(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(SEED_CONFIG))
     (directory / "model.safetensors").write_bytes(weights)
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "tokenizer.json").write_text("{}")
 
 
 KINDS: dict[str, Mutation] = {

@@ -1,4 +1,4 @@
-"""Checks that a directory looks like a model an engine can load: configuration, weights, a tokenizer.
+"""Checks that a directory looks like a model an engine can load: configuration and weights.
 
 Runs in the child, for every source, before a model counts as usable. Does not judge whether an engine
 supports the architecture, and loads no tensor.
@@ -26,9 +26,6 @@ from exo_inference.model_description import (
     INDEX_NAME,
     MAX_CONFIG_BYTES,
     MAX_INDEX_BYTES,
-    NO_TOKENIZER,
-    TOKENIZER_HINT,
-    has_tokenizer,
 )
 
 _SMALL_BYTES = 10_000_000
@@ -50,7 +47,7 @@ class CheckedFiles:
 
 
 def check_model_directory(directory: Path) -> CheckedFiles:
-    """Check configuration and weights of a model, and that there is a tokenizer, which an engine reads.
+    """Check configuration and weights of a model.
 
     Raises:
         MissingFile: there is no such directory.
@@ -74,9 +71,6 @@ def check_model_directory(directory: Path) -> CheckedFiles:
     headers = {name: read_header(directory / name) for name in weights}
     if any(each.name == INDEX_NAME for each in entries):
         _check_index(directory / INDEX_NAME, headers)
-    if not has_tokenizer(each.name for each in entries):
-        text = f"{shown(str(directory))} {NO_TOKENIZER}"
-        raise ForeignFileError(text, hint=TOKENIZER_HINT)
     return _describe(directory, entries, headers)
 
 

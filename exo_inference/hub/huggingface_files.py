@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from exo_inference.hub.base import ModelFile, ModelUnusable
-from exo_inference.model_description import NO_TOKENIZER, has_tokenizer
 
 _SMALL_FILES = re.compile(
     r"config\.json|generation_config\.json|(?:pre)?processor_config\.json"
@@ -54,11 +53,6 @@ def choose_files(source: str, files: Sequence[ModelFile]) -> tuple[ModelFile, ..
             hint="Choose a repository in the form of the transformers library.",
         )
     chosen = [file for file in files if file.path in weights or _SMALL_FILES.fullmatch(file.path)]
-    if not has_tokenizer(file.path for file in chosen):
-        raise ModelUnusable(
-            f"{source} {NO_TOKENIZER}",
-            hint="Choose a repository with one, or put the model into a folder together with it.",
-        )
     return tuple(sorted(chosen, key=lambda file: (file.size_bytes, file.path)))
 
 

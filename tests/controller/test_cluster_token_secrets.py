@@ -93,7 +93,6 @@ async def tokens(
     hub = HubServer()
     await hub.start()
     files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": safetensors(5000)}
-    files["tokenizer.json"] = b"{}"
     hub.repos[SOURCE] = Repo(files, gated=True)
     store = await open_kubernetes_store(kubernetes_api)
     try:

@@ -111,7 +111,7 @@ async def test_questions_that_the_hub_leaves_open_are_bounded_and_leave_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub, held = HubServer(), asyncio.Event()
-    files = {"config.json": b"{}", "model.safetensors": safetensors(10), "tokenizer.json": b"{}"}
+    files = {"config.json": b"{}", "model.safetensors": safetensors(10)}
     hub.repos = {"org/silent": Repo(files, silent=held), "org/well": Repo(files)}
     await hub.start()
     source = HuggingFaceSource(endpoint=hub.url)

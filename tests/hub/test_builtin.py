@@ -22,7 +22,6 @@ def models(tmp_path: Path) -> Path:
     directory = tmp_path / "builtin" / "tiny-chat"
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{}")
-    (directory / "tokenizer.json").write_text("{}")
     (directory / "model.safetensors").write_bytes(safetensors(100))
     return directory.parent
 

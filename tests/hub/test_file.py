@@ -51,21 +51,6 @@ async def test_revision_changes_with_the_content_and_only_then(model: Path) -> N
     assert await resolve(model) != before
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.txt", "qwen.tiktoken"])
-async def test_directory_without_a_tokenizer_is_refused_and_one_of_any_form_taken(
-    model: Path, name: str
-) -> None:
-    (model / "tokenizer.json").unlink()
-    (model / "tokenizer_config.json").write_text("{}")  # of which no engine can make one
-    with pytest.raises(
-        ModelUnusable, match=r"holds no tokenizer: neither tokenizer\.json"
-    ) as caught:
-        await resolve(model)
-    assert "exo-engine` needs tokenizer.json" in (caught.value.hint or "")
-    (model / name).write_bytes(b"x")
-    assert await resolve(model)
-
-
 async def test_files_changed_between_resolve_and_fetch_are_noticed(
     model: Path, tmp_path: Path
 ) -> None:
