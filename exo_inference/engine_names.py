@@ -23,6 +23,7 @@ class EngineFacts:
         has_model_rules: its flags are held against model and GPU (`engines/model_rules.py`).
         stages_nodes: on several nodes it is started with a pipeline stage on each, unless flags say otherwise.
         loads_gguf: it loads `*.gguf` files alone; others load safetensors.
+        needs_tokenizer_json: it reads no other form of a tokenizer.
     """
 
     title: str
@@ -31,10 +32,13 @@ class EngineFacts:
     has_model_rules: bool = False
     stages_nodes: bool = False
     loads_gguf: bool = False
+    needs_tokenizer_json: bool = False
 
 
 _FACTS: Mapping[str, EngineFacts] = {
-    "exo": EngineFacts(title="exo-engine", is_ours=True, takes_vllm_flags=True),
+    "exo": EngineFacts(
+        title="exo-engine", is_ours=True, takes_vllm_flags=True, needs_tokenizer_json=True
+    ),
     "llama-cpp": EngineFacts(title="llama.cpp", loads_gguf=True),
     "sglang": EngineFacts(title="SGLang"),
     "tensorrt-llm": EngineFacts(title="TensorRT-LLM"),

@@ -20,6 +20,7 @@ MAX_CONFIG_BYTES = 16 * 2**20
 """The largest published config.json has well below 1 MiB."""
 MAX_INDEX_BYTES = 64 * 2**20
 
+TOKENIZER_NAME = "tokenizer.json"
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 

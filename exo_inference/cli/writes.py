@@ -64,7 +64,7 @@ def send_create(
         model=wanted.model or ModelRef(),
         gpu_type=wanted.gpu_type or "",
         gpu_count=1 if wanted.gpu_count is None else wanted.gpu_count,
-        replicas=wanted.replicas or 1,
+        replicas=1 if wanted.replicas is None else wanted.replicas,
         engine_parameters=wanted.engine_parameters or (),
         engine_version=wanted.engine_version,
         engine=wanted.engine,

@@ -371,7 +371,7 @@ def _memory_problems(setting: Setting, stage: Stage, room: _Room) -> list[Proble
     detail = f"one request of {room.length} tokens needs {_gib(need)} of KV cache{each}, "
     if stage.high == setting.parameters.kv_cache_memory_bytes:
         detail += f"--kv-cache-memory-bytes is {stage.high}; set {need} or more, or leave it out"
-        return [Problem("memory", detail)]
+        return [Problem("memory", detail, says_step=True)]
     detail += f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
     return [Problem("memory", detail + _longest_text(room))]
 
@@ -390,12 +390,12 @@ def _cache_size_problem(setting: Setting, stage: Stage) -> list[Problem]:
     if asked is None or setting.gpu.vendor == "cpu" or stage.high >= asked:
         return []
     room = max(0, stage.available)
+    left = f"{_gib(room)} of {_gib(setting.gpu.reported_bytes)} are left per GPU"
     detail = (
-        f"--kv-cache-memory-bytes is {asked} ({_gib(asked)}), {_gib(room)} of "
-        f"{_gib(setting.gpu.reported_bytes)} are left per GPU beside weights and overheads"
+        f"--kv-cache-memory-bytes is {asked} ({_gib(asked)}), {left} beside weights and overheads"
     )
-    less = f"set --kv-cache-memory-bytes={stage.low} or less"
-    return [Problem("memory", f"{detail}: {less if stage.low > 0 else 'use more GPUs'}")]
+    step = f"set --kv-cache-memory-bytes={stage.low} or less" if stage.low > 0 else "use more GPUs"
+    return [Problem("memory", f"{detail}: {step}", says_step=stage.low > 0)]
 
 
 def _capacity(

@@ -12,8 +12,10 @@ class Problem:
     Attributes:
         code: stable, for programs (`memory`, `tensor-parallel`, `unknown-model`, …).
         refuses: whether the engine would not start because of it.
+        says_step: whether `detail` ends with what to set instead, so that no other way out is needed.
     """
 
     code: str
     detail: str
     refuses: bool = True
+    says_step: bool = False

@@ -26,7 +26,7 @@ RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
 """When a user last asked to start replicas again that had failed; RFC 3339."""
 
 ROLL_ANNOTATION = "inference.exo.dev/rolled-at"
-"""When a user last asked for new replicas in place of all that run; any other value asks again."""
+"""When a user last asked for new replicas in place of all that run, and by which request; any other value asks again."""
 
 ADMITTED_ANNOTATION = "inference.exo.dev/admitted-spec"
 """What the API admitted last, `--force` included: only who has its key can write it (`controller/reconcile/late_admission.py`)."""

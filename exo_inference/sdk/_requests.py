@@ -65,17 +65,19 @@ class WriteOptions:
     Attributes:
         dry_run: only have it judged (additive).
         force: admit it although memory refuses it (additive).
+        stopped: create it with 0 replicas (additive).
         version: of the deployment that it is based on; it is refused if that is not the present one.
     """
 
     dry_run: bool = False
     force: bool = False
     version: str | None = None
+    stopped: bool = False
 
     @property
     def query(self) -> Query:
         """The query arguments; a signature covers values alone, so each has its own name as value."""
-        given = {"dry-run": self.dry_run, "force": self.force}
+        given = {"dry-run": self.dry_run, "force": self.force, "stopped": self.stopped}
         return tuple((name, name) for name, is_given in given.items() if is_given)
 
     @property
@@ -346,20 +348,6 @@ def model_ref(model: str | ModelRef) -> dict[str, str]:
     if not fields:
         raise UsageError("a deployment needs the name or the id of a model")
     return fields
-
-
-def first_replicas(replicas: int) -> int:
-    """Return the number of replicas of a new deployment.
-
-    Raises:
-        UsageError: it is 0.
-    """
-    if replicas == 0:
-        raise UsageError(
-            "a deployment is created with at least 1 replica, found 0",
-            hint="Create it with 1 and scale it to 0.",
-        )
-    return replicas
 
 
 def parameter_list(parameters: Sequence[str]) -> list[str]:

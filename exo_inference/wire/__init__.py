@@ -7,6 +7,7 @@ of ours, so that both sides may import it. Source of every shape: the Exoscale v
 
 from exo_inference.wire.base import WireModel
 from exo_inference.wire.deployments import (
+    CREATES_STOPPED,
     REPLACES,
     CreateDeployment,
     Deployment,
@@ -61,6 +62,7 @@ from exo_inference.wire.usage import KeyUsage, UsageList
 from exo_inference.wire.zones import Zone, ZoneList
 
 __all__ = [
+    "CREATES_STOPPED",
     "MEMORY_CODES",
     "REPLACES",
     "SIGNATURE_PROBLEM",

@@ -12,6 +12,8 @@ from exo_inference.wire.base import Count, OpenEnum, Timestamp, WireModel
 REPLACES = "replace-deployment"
 """Among the `features` of `GET /ai/status` where `PUT /ai/deployment/{id}` is known (additive)."""
 
+CREATES_STOPPED = "create-stopped"
+"""Among them where `POST /ai/deployment?stopped=stopped` creates with 0 replicas (additive)."""
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 

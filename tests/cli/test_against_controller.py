@@ -159,6 +159,10 @@ def test_keys_are_made_shown_once_listed_and_taken_back(exo: Exo) -> None:
         assert (key["name"], key["opens"], key["deployment"]) == ("phone", "chat", "chat")
         revealed = json.loads(exo("ai", "api-key", "reveal", "phone", "-O", "json").out)
         assert revealed == {name: key[name] for name in ("id", "name", "value")}
+        for name in ("APIKey", "Value"):  # as of `deployment reveal-api-key`
+            template = f"{{{{.{name}}}}}"
+            shown = exo("ai", "api-key", "reveal", "phone", "--output-template", template)
+            assert shown.out == key["value"]
         assert exo("ai", "api-key", "create", "ci", "--all").code == 0
         listed = exo("ai", "api-key", "list", "-O", "json")
         assert [(k["name"], k["opens"]) for k in json.loads(listed.out)] == [

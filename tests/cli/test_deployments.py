@@ -285,7 +285,8 @@ def test_reveal_api_key_in_each_form(exo: Exo, api: FakeApi) -> None:
     assert exo(*reveal, "-Q").out == f"| API Key | {key} |\n"
     assert exo(*reveal, "-O", "json").out == f'{{"api_key":"{key}"}}\n'
     assert exo(*reveal, "-O", "text").out == key
-    assert exo(*reveal, "--output-template", "Bearer {{.APIKey}}").out == f"Bearer {key}"
+    for name in ("APIKey", "Value"):  # as of `api-key reveal`
+        assert exo(*reveal, "--output-template", f"Bearer {{{{.{name}}}}}").out == f"Bearer {key}"
 
 
 def test_instance_types_of_all_zones(exo: Exo, api: FakeApi) -> None:

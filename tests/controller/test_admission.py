@@ -178,6 +178,22 @@ def test_flags_memory_and_capacity_are_reported_together(controller: Controller)
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "end"),
+    [
+        ("900000000000", "set --kv-cache-memory-bytes=13626590988 or less"),
+        ("900", "or leave it out"),
+    ],
+    ids=["too much", "too little"],
+)
+def test_a_flag_that_is_wrong_for_the_memory_is_the_way_out_and_not_another_model(
+    controller: Controller, size: str, end: str
+) -> None:
+    flags = [f"--kv-cache-memory-bytes={size}"]
+    status, problem = refusal(controller, flags=flags)
+    assert (status, problem["detail"].endswith(end)) == (412, True), problem["detail"]
+
+
 def test_memory_beside_other_problems_still_says_what_would_fit(controller: Controller) -> None:
     status, problem = refusal(controller, name="No!")
     assert status == 400

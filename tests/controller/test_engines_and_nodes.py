@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.foreign_files.mutations import write_seed
 from exo_inference.controller.admission import admit_create, admit_update
-from exo_inference.controller.admission.architectures import find_bundled
+from exo_inference.controller.admission.architectures import Architectures, find_bundled
 from exo_inference.controller.admission.bodies import read_update, read_wanted
 from exo_inference.controller.admission.fit import make_subject
 from exo_inference.controller.admission.problems import Refused
@@ -19,6 +21,7 @@ from exo_inference.controller.http.views import view_deployment
 from exo_inference.engines import engines_on, get_engine
 from exo_inference.planner import cpu_as_gpu, find_gpu, find_model
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.replica_memory import HostRoom
 from exo_inference.preflight import Subject, judge
 from exo_inference.resources import DeploymentSpec, EngineRef, ModelSpec
 from exo_inference.wire import CreateDeployment
@@ -51,11 +54,11 @@ def refusal(*families: InstanceTypeInfo, **changes: Any) -> tuple[int, str]:
     return refused.value.status_code, refused.value.text
 
 
-def refuse_tiny(**body: Any) -> Refused:
-    """Return the refusal of a deployment of the built-in model on CPUs."""
+def refuse_tiny(cpu: InstanceTypeInfo | None = None, **body: Any) -> Refused:
+    """Return the refusal of a deployment of the built-in model on CPUs, a cluster's if no others are given."""
     source, model = "exo/tiny-chat", builders.ready_model()
     model = model.model_copy(update={"spec": ModelSpec(source=source)})
-    cpu = replace(CPU, gpu=cpu_as_gpu(16 * 2**30))
+    cpu = cpu or replace(CPU, gpu=cpu_as_gpu(16 * 2**30))
     world = World((model,), (), (GPU, cpu), {source: find_bundled(source)})
     fields = {"name": "chat", "model": {"name": source}, "gpu-type": "cpu", **body}
     wanted, issues = read_wanted(CreateDeployment, fields)
@@ -77,9 +80,47 @@ def test_an_engine_for_gguf_is_refused_for_a_model_that_has_none() -> None:
     )
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+def test_an_engine_that_reads_tokenizer_json_is_refused_for_a_model_without(lacks: bool) -> None:
+    known = replace(find_bundled("exo/tiny-chat"), lacks_tokenizer_json=lacks)
+    world = World((builders.ready_model(),), (), (GPU, CPU), {"org/m1": known})
+    asked = {"name": "chat", "model": {"name": "org/m1"}, "gpu-count": 1, "replicas": 1}
+
+    def told(gpu_type: str) -> str:
+        wanted, issues = read_wanted(CreateDeployment, {**asked, "gpu-type": gpu_type})
+        try:
+            admit_create(wanted, world, issues)
+        except Refused as refused:
+            return refused.text
+        return ""
+
+    by_exo, by_vllm = told("cpu"), told("gpua5000")
+    assert by_exo.startswith("exo-engine reads tokenizer.json, and org/m1 has none") == lacks
+    assert "tokenizer" not in by_vllm
+
+
+async def test_a_folder_says_whether_tokenizer_json_is_in_it(tmp_path: Path) -> None:
+    write_seed(tmp_path)
+    model = builders.ready_model()
+    status = model.status.model_copy(update={"path": str(tmp_path)})
+    model, looked_up = model.model_copy(update={"status": status}), Architectures()
+    assert not (await looked_up.of_model(model)).lacks_tokenizer_json
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
+    assert (await looked_up.of_model(model)).lacks_tokenizer_json
+
+
 def test_more_gpus_than_the_engine_can_use_are_the_counts_fault() -> None:
     issues = refuse_tiny(**{"gpu-count": 2}).issues
     assert [issue.location for issue in issues if "one GPU" in issue.sentence] == ["$['gpu-count']"]
+
+
+def test_two_cpus_for_one_replica_are_refused_once() -> None:
+    """On one machine, where all replicas share its cores."""
+    room = HostRoom(64 * 2**30, 60 * 2**30, {}, num_cores=2)
+    cpu = InstanceTypeInfo("cpu", 1, 1, gpu=cpu_as_gpu(16 * 2**30), room=room)
+    refused = refuse_tiny(cpu, **{"gpu-count": 2})
+    assert [issue.location for issue in refused.issues] == ["$['gpu-count']"]
+    assert "a replica on the CPU has 1, which is its share of all cores" in refused.text
 
 
 def test_flags_are_those_of_the_engine_that_is_asked_for() -> None:

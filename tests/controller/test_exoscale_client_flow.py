@@ -174,3 +174,15 @@ def test_no_replicas_are_one_and_the_operation_says_so(controller: Controller) -
     assert "0 was taken as 1" in client.get_operation(id=made["id"])["message"]
     assert client.get_deployment(id=made["reference"]["id"])["replicas"] == 1
     assert "message" not in client.create_deployment(name="one", replicas=1, **body)
+
+
+def test_none_at_all_are_created_by_an_argument_of_ours(controller: Controller) -> None:
+    controller.create_model()
+    path, body = "/v2/ai/deployment?stopped=stopped", {"gpu-type": "cpu", "gpu-count": 1}
+    body |= {"model": {"name": "org/m1"}, "name": "none"}
+    refused = controller.call("POST", path, json={**body, "replicas": 2})
+    assert refused.status_code == 400
+    assert "must be 0 with ?stopped, found 2" in refused.text
+    made = controller.call("POST", path, json={**body, "replicas": 0}).json()
+    assert "message" not in made
+    assert controller.client().get_deployment(id=made["reference"]["id"])["replicas"] == 0

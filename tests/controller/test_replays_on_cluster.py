@@ -11,6 +11,7 @@ import requests
 from exoscale_auth import ExoscaleV2Auth
 
 from exo_inference.controller.http.replays import REFUSAL_SECONDS
+from exo_inference.resources import ROLL_ANNOTATION
 from tests.controller.conftest import DistinctAuth
 from tests.controller.control_plane_processes import (
     CREDENTIALS,
@@ -185,3 +186,43 @@ def test_a_change_of_a_key_that_was_cut_off_is_not_made_again_after_another(
     again = widening.send(other)
     assert again.status_code == 409, again.text
     assert plane.call(leader, "GET", path)["scope"] == deployment
+
+
+@pytest.mark.parametrize(
+    ("is_written", "between", "status"),
+    [
+        pytest.param(True, None, 200, id="nothing"),
+        pytest.param(True, ("restart", None), 409, id="another restart"),
+        pytest.param(True, ("scale", {"replicas": 2}), 200, id="scaled, and restarted before"),
+        pytest.param(False, ("scale", {"replicas": 2}), 409, id="scaled, and not restarted before"),
+    ],
+)
+def test_a_restart_that_was_cut_off_is_made_once_and_not_after_another_change(
+    plane: ControlPlane, is_written: bool, between: tuple[str, Any] | None, status: int
+) -> None:
+    leader, other = plane.leader, plane.other
+    plane.create_ready_model()
+    path = f"/ai/deployment/{plane.create_deployment(leader)}"
+
+    def last_restart() -> str | None:
+        (found,) = plane.api.request("GET", plane.path("inferencedeployments"))["items"]
+        last: str | None = found["metadata"]["annotations"].get(ROLL_ANNOTATION)
+        return last
+
+    restart = Captured(plane, "POST", f"{path}/restart")
+    assert restart.send(leader).status_code == 200
+    if not is_written:
+        unwritten = {"metadata": {"annotations": {ROLL_ANNOTATION: None}}}
+        plane.api.client.request(
+            "PATCH", plane.path("inferencedeployments", "chat"), unwritten, MERGE
+        )
+    forget_what_was_done(plane)
+    if between is not None:
+        verb, body = between
+        plane.call(leader, "POST", f"{path}/{verb}", body)
+    latest = last_restart()
+    assert (latest is not None) == is_written
+    again = restart.send(other)
+    assert again.status_code == status, again.text
+    assert status == 200 or again.json()["title"] == "Changed since"
+    assert last_restart() == latest

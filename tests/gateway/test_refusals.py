@@ -34,6 +34,25 @@ async def test_missing_key_is_401(stack, header):
         assert (await refusal(answer))["code"] == "missing_api_key"
 
 
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk-wrong"}], ids=["no", "wrong"])
+async def test_a_stranger_is_told_the_same_of_every_name(stack, headers):
+    stack.client.headers.popall("Authorization")
+    answers = set()
+    for deployment in ("d-1", "chat", "nothing"):
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/health"),
+            ("PUT", "/v1/x"),
+        ):
+            address = stack.path(path, deployment)
+            async with stack.client.request(method, address, headers=headers) as answer:
+                challenge = answer.headers["WWW-Authenticate"]
+                answers.add((answer.status, challenge, await answer.text()))
+    ((status, _, text),) = answers
+    assert status == 401
+    assert "chat" not in text
+
+
 @pytest.mark.parametrize("deployment", ["d-1", "nothing"])
 async def test_unknown_key_is_401_and_learns_nothing(stack, deployment):
     headers = {"Authorization": "Bearer sk-wrong"}

@@ -291,8 +291,21 @@ def test_equal_writes_of_one_moment_are_signed_differently(api: FakeApi, client:
     assert len(signatures) == 50
 
 
-def test_a_deployment_is_never_created_with_no_replicas(api: FakeApi, client: Client):
+def test_a_deployment_is_not_created_with_no_replicas_where_that_makes_one(
+    api: FakeApi, client: Client
+):
     """Servers take 0 for 1, because the vendor's program sends it when its user says nothing."""
+    api.on("GET", "/ai/status", {"features": ["replace-deployment"]})
     with pytest.raises(errors.UsageError, match="at least 1 replica"):
         client.deployments.create("chat", model="org/m1", gpu_type="cpu", replicas=0)
-    assert api.seen == []
+    assert [request.method for request in api.seen] == ["GET"]
+
+
+def test_a_deployment_is_created_stopped_where_the_api_says_that_it_can(
+    api: FakeApi, client: Client
+):
+    api.on("GET", "/ai/status", {"features": ["create-stopped"]})
+    api.on("POST", "/ai/deployment", {"id": "o-1", "state": "success"})
+    client.deployments.create("chat", model="org/m1", gpu_type="cpu", replicas=0)
+    made = api.seen[-1]
+    assert (made.query, json.loads(made.body)["replicas"]) == ({"stopped": "stopped"}, 0)

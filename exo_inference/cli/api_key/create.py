@@ -21,7 +21,7 @@ from exo_inference.errors import UsageError
         Example(
             "Hand it to a program through the environment",
             "export OPENAI_API_KEY=$(exo ai api-key create bot --deployment chat "
-            "--output-template '{{.Value}}')",
+            "--output-template '{{.APIKey}}')",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from exo_inference.sdk.lookup import find
         Example("Show the value of a key", "exo ai api-key reveal phone"),
         Example(
             "Hand it to a program through the environment",
-            "export OPENAI_API_KEY=$(exo ai api-key reveal phone --output-template '{{.Value}}')",
+            "export OPENAI_API_KEY=$(exo ai api-key reveal phone --output-template '{{.APIKey}}')",
         ),
         Example("Get it as JSON", "exo ai api-key reveal phone -O json"),
     ],

@@ -18,7 +18,7 @@ from exo_inference.sdk.lookup import find
         Example("Make a lost value useless", "exo ai api-key rotate phone"),
         Example(
             "Hand the new one to a program",
-            "export OPENAI_API_KEY=$(exo ai api-key rotate phone --output-template '{{.Value}}')",
+            "export OPENAI_API_KEY=$(exo ai api-key rotate phone --output-template '{{.APIKey}}')",
         ),
         Example("Get it as JSON", "exo ai api-key rotate phone -O json"),
     ],

@@ -50,7 +50,7 @@ VALUE: View[KeyValue] = View(
     (
         Column("id", "ID", "ID", lambda k: k.id),
         Column("name", "Name", "Name", lambda k: k.name),
-        Column("value", "Value", "API Key", lambda k: k.value),
+        Column("value", "Value", "API Key", lambda k: k.value, other_name="APIKey"),
     )
 )
 
@@ -63,7 +63,7 @@ API_KEY: View[NamedKey] = View(
         Column("opens", "Opens", "Opens", lambda k: k.opens),
         Column("created_at", "CreatedAt", "Created At", lambda k: format_moment(k.key.created_at)),
         Column("updated_at", "UpdatedAt", "Updated At", lambda k: format_moment(k.key.updated_at)),
-        Column("value", "Value", "API Key", lambda k: k.value, added=True),
+        Column("value", "Value", "API Key", lambda k: k.value, added=True, other_name="APIKey"),
     )
 )
 

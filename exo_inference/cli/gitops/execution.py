@@ -199,10 +199,14 @@ class Executor:
     def _create(self, change: Change) -> str | None:
         operation = self._wait(self._send_create(change, dry_run=False))
         made = operation.reference.id if operation.reference else self._find(change)
-        if self._wanted(change).get("replicas") == 0:
-            # The API creates with at least one replica; stopping it is a change of its own.
+        if self._is_stopped_later(change):
+            # Exoscale's API creates with at least one replica; stopping it is a change of its own.
             self._wait(self.client.deployments.scale(made, 0))
         return made
+
+    def _is_stopped_later(self, change: Change) -> bool:
+        """Whether no replicas are wanted and the API cannot create that."""
+        return self._wanted(change).get("replicas") == 0 and not self.client.can_create_stopped()
 
     def _find(self, change: Change) -> str:
         """Look up what was created, where the server did not say its id."""
@@ -219,6 +223,8 @@ class Executor:
                 dry_run=dry_run,
             )
         wanted = self._wanted_deployment(change)
+        if self._is_stopped_later(change):
+            wanted = replace(wanted, replicas=1)
         operation = send_create(self.client, wanted, dry_run=dry_run)
         self.report.planned(change, operation.plan or _plan_here(wanted))
         return operation

@@ -42,6 +42,7 @@ class Field:
         label: in tables; empty for a field that tables leave out.
         value: what it holds.
         added: ours, not known to the `exo` CLI: left out of text, last in JSON.
+        other_name: a second name in templates.
     """
 
     key: str
@@ -49,6 +50,7 @@ class Field:
     label: str
     value: Value
     added: bool = False
+    other_name: str = ""
 
     @property
     def text(self) -> str:
@@ -202,7 +204,9 @@ def _text_line(record: Record) -> str:
 
 
 def _template_values(record: Record) -> dict[str, str]:
-    return {field.go_name: field.text for field in record}
+    return {
+        name: field.text for field in record for name in (field.go_name, field.other_name) if name
+    }
 
 
 def _json_object(record: Record) -> dict[str, Value]:

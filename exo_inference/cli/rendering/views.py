@@ -42,6 +42,7 @@ class Column(Generic[T]):
     label: str
     get: Callable[[T], Value | None]
     added: bool = False
+    other_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,21 @@ class View(Generic[T]):
     @property
     def field_names(self) -> tuple[str, ...]:
         """What a template may use, known before the server is asked; what it lacks is empty."""
-        return tuple(column.go_name for column in self.columns)
+        names = (name for each in self.columns for name in (each.go_name, each.other_name))
+        return tuple(filter(None, names))
 
     def record(self, item: T) -> Record:
         """Return the fields of one object."""
         found = ((column, column.get(item)) for column in self.columns)
         return tuple(
-            Field(column.key, column.go_name, column.label, _or_empty(value), column.added)
+            Field(
+                column.key,
+                column.go_name,
+                column.label,
+                _or_empty(value),
+                column.added,
+                column.other_name,
+            )
             for column, value in found
             if value is not None or not column.added
         )
@@ -171,7 +180,9 @@ DEPLOYMENT: View[Deployment] = View(
     )
 )
 
-API_KEY: View[str] = View((Column("api_key", "APIKey", "API Key", lambda key: key),))
+API_KEY: View[str] = View(
+    (Column("api_key", "APIKey", "API Key", lambda key: key, other_name="Value"),)
+)
 
 INSTANCE_TYPE_LIST: View[InZone[InstanceType]] = View(
     (

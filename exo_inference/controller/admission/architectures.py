@@ -23,7 +23,7 @@ from exo_inference.foreign_files.bounded_reads import MAX_FILES
 from exo_inference.hub.architecture import fetch_architecture, read_directory_async
 from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.hub.builtin import builtin_directory
-from exo_inference.model_description import CONFIG_NAME, weight_names
+from exo_inference.model_description import CONFIG_NAME, TOKENIZER_NAME, weight_names
 from exo_inference.planner import Architecture
 from exo_inference.resources import InferenceModel
 from exo_inference.simulated_gpus import MODEL_MARKER
@@ -48,11 +48,13 @@ class KnownModel:
         architecture: None where nothing is known.
         reason: why nothing is known, for people; empty where something is.
         revision_pinned: its files cannot change; None where that is not known.
+        lacks_tokenizer_json: its files are here, and this one is not among them.
     """
 
     architecture: Architecture | None = None
     reason: str = ""
     revision_pinned: bool | None = None
+    lacks_tokenizer_json: bool = False
 
 
 class FetchArchitecture(Protocol):
@@ -163,8 +165,9 @@ class Architectures:
             if stamp is None:
                 return find_bundled(name, pinned, "its weights are simulated")
             kept = self._kept.get(str(directory))
+            has_tokenizer = await asyncio.to_thread((directory / TOKENIZER_NAME).exists)
             if kept is not None and kept[0] == stamp:
-                return kept[1]
+                return replace(kept[1], lacks_tokenizer_json=not has_tokenizer)
         except OSError as error:
             return find_bundled(name, pinned, str(error))
 
@@ -177,7 +180,7 @@ class Architectures:
         found = await self._look_once((str(directory), stamp), read)
         if found.architecture is None:
             return find_bundled(name, pinned, found.reason)
-        known = replace(found, revision_pinned=pinned)
+        known = replace(found, revision_pinned=pinned, lacks_tokenizer_json=not has_tokenizer)
         if len(self._kept) >= _MAX_KEPT:
             self._kept.clear()
         self._kept[str(directory)] = (stamp, known)

@@ -34,6 +34,8 @@ def check_capacity(
             f"is {short_number(count)}, and a replica on the CPU has 1, which is its share of all "
             "cores; ask for 1, and for more replicas where one is not enough"
         )
+        # What the engine says of so many is the same once more.
+        issues[:] = [each for each in issues if each.location != "$['gpu-count']"]
         issues.append(field_issue("gpu-count", text, status=412))
     elif family.largest_node is None:
         text = (

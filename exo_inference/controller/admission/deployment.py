@@ -19,6 +19,7 @@ from exo_inference.controller.admission.availability import (
 from exo_inference.controller.admission.field_checks import (
     check_family,
     check_has_gguf,
+    check_has_tokenizer,
     check_has_weights,
     check_model,
     check_name,
@@ -45,6 +46,7 @@ from exo_inference.controller.admission.problems import (
     choice_issue,
     field_issue,
     refuse,
+    short_number,
 )
 from exo_inference.controller.admission.world import World, find_family
 from exo_inference.controller.stores.base import NewEvent
@@ -119,7 +121,7 @@ def admit_create(
         found: what was wrong when it was read.
         force: admit it although it does not fit into memory.
         title: of a refusal.
-        is_stopped: it is there and 0 replicas of it are meant, which take no room.
+        is_stopped: 0 replicas are meant, which take no room; any other number is refused.
 
     Raises:
         Refused
@@ -131,10 +133,14 @@ def admit_create(
     check_has_weights(model, family, world, issues)
     engine = check_engine(wanted.engine, family, issues)
     check_has_gguf(model, engine, family, issues)
+    check_has_tokenizer(model, engine, family, world, issues)
     version = check_version(wanted.engine_version, engine, issues)
     parameters = check_parameters(wanted, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
     replicas = 0 if is_stopped else check_replicas(wanted.replicas or 1, issues)
+    if is_stopped and wanted.replicas:
+        found_number = short_number(wanted.replicas)
+        issues.append(field_issue("replicas", f"must be 0 with ?stopped, found {found_number}"))
     fit = None
     if parameters is not None and engine is not None and can_judge(engine, version):
         count = 1 if wanted.gpu_count is None else wanted.gpu_count
@@ -382,7 +388,7 @@ def _refuse(title: str, issues: list[Issue], fit: Fit | None) -> Refused:
         ways_out = tuple(f"to make it fit: {way}" for way in ways_out)
     elif ways_out:
         hint = "Any one of these makes it fit:"
-    elif fit.issues and fit.issues[0].location is None:
+    elif fit.issues and fit.issues[0].location is None and not fit.says_step:
         hint = "Choose a smaller model, or one whose weights are quantized."
     plan = fit.plan if fit.issues else None
     return refuse(title, issues, hint=hint, ways_out=ways_out, plan=plan)

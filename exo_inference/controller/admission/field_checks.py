@@ -19,6 +19,7 @@ from exo_inference.engine_names import facts_of
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
 from exo_inference.foreign_files.errors import shown
 from exo_inference.hub.base import BUILTIN_PREFIX
+from exo_inference.model_description import TOKENIZER_NAME
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     MAX_REPLICAS,
@@ -188,3 +189,23 @@ def check_has_gguf(
             f"{engine} loads *.gguf files, and {source} has none; choose another engine: {others}"
         )
         issues.append(Issue(text, "$['inference-engine']", text, 412))
+
+
+def check_has_tokenizer(
+    source: str,
+    engine: str | None,
+    family: InstanceTypeInfo | None,
+    world: World,
+    issues: list[Issue],
+) -> None:
+    """Refuse an engine that reads tokenizer.json for a model whose tokenizer has another form."""
+    known = world.known.get(source)
+    if known is None or not known.lacks_tokenizer_json:
+        return
+    if family is None or family.simulated or not facts_of(engine).needs_tokenizer_json:
+        return
+    text = (
+        f"{facts_of(engine).title} reads {TOKENIZER_NAME}, and {source} has none; write it with "
+        "`save_pretrained` of the model's tokenizer, or choose another engine"
+    )
+    issues.append(Issue(text, "$['model']", text, 412))

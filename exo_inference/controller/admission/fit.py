@@ -59,6 +59,7 @@ class Fit:
         event: what is recorded if it is admitted.
         need: what one replica takes of the machine that all share; None on a cluster.
         is_guess: nothing was planned, so the need is one by the size of the model's files.
+        says_step: the issue about memory itself says what to set instead.
     """
 
     issues: tuple[Issue, ...]
@@ -67,6 +68,7 @@ class Fit:
     event: NewEvent
     need: ReplicaNeed | None = None
     is_guess: bool = False
+    says_step: bool = False
 
 
 def judge_fit(
@@ -115,7 +117,8 @@ def judge_fit(
     ways_out = _describe_all(advice) if lacks_memory and not force else ()
     event = _event(plan, is_forced=force and lacks_memory)
     is_guess = reservation is not None and reservation.is_guess(judgement.plan, spec.gpu_type)
-    return Fit(tuple(issues), ways_out, plan, event, need, is_guess)
+    says_step = any(problem.says_step for problem in judgement.plan_problems)
+    return Fit(tuple(issues), ways_out, plan, event, need, is_guess, says_step)
 
 
 def draft_name_of(spec: DeploymentSpec) -> str | None:

@@ -20,6 +20,7 @@ from exo_inference.sdk._setup import http_options, resolve
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Flags, Settings
 from exo_inference.wire import (
+    CREATES_STOPPED,
     REPLACES,
     ConsumptionQuota,
     DeploymentPlan,
@@ -141,6 +142,10 @@ class AsyncClient:
     async def can_replace(self) -> bool:
         """Whether the API can replace a deployment under its id (additive); it is asked once."""
         return REPLACES in (await self._features() or ())
+
+    async def can_create_stopped(self) -> bool:
+        """Whether the API can create a deployment with 0 replicas (additive); it is asked once."""
+        return CREATES_STOPPED in (await self._features() or ())
 
     async def _require_dry_run(self) -> None:
         """Refuse a dry run where the server would ignore the argument and do it for real."""

@@ -21,6 +21,7 @@ from exo_inference.sdk._sync.zones import Zones
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Flags, Settings
 from exo_inference.wire import (
+    CREATES_STOPPED,
     REPLACES,
     ConsumptionQuota,
     DeploymentPlan,
@@ -142,6 +143,10 @@ class Client:
     def can_replace(self) -> bool:
         """Whether the API can replace a deployment under its id (additive); it is asked once."""
         return REPLACES in (self._features() or ())
+
+    def can_create_stopped(self) -> bool:
+        """Whether the API can create a deployment with 0 replicas (additive); it is asked once."""
+        return CREATES_STOPPED in (self._features() or ())
 
     def _require_dry_run(self) -> None:
         """Refuse a dry run where the server would ignore the argument and do it for real."""

@@ -59,7 +59,7 @@ class Deployments:
             model: name, id or reference of a model that exists.
             gpu_type: GPU family, as `instance_types()` lists them.
             gpu_count: GPUs per replica.
-            replicas: engines that share the load.
+            replicas: engines that share the load; 0 creates it stopped (additive).
             engine_parameters: flags of the engine, one item each: `--max-model-len=4096`.
             engine_version: the release whose flags they are.
             engine: which engine (additive).
@@ -68,20 +68,26 @@ class Deployments:
             force: admit it although the plan says that it does not fit into memory (additive).
 
         Raises:
-            UsageError: no replicas are asked for, which servers take for 1.
+            UsageError: 0 replicas are asked for, and the API takes that for 1.
             BadRequest, PreconditionFailed: it is refused; `plan` of the error says what would fit.
         """
         fields = {
             "model": _requests.model_ref(model),
             "gpu-type": gpu_type,
             "gpu-count": gpu_count,
-            "replicas": _requests.first_replicas(replicas),
+            "replicas": replicas,
             "inference-engine-parameters": _requests.parameter_list(engine_parameters) or None,
             "inference-engine-version": engine_version,
             "inference-engine": engine,
             "product-name": product_name,
         }
-        call = _requests.create_deployment(name, fields, WriteOptions(dry_run, force))
+        options = WriteOptions(dry_run, force, stopped=replicas == 0)
+        if options.stopped and not self._client.can_create_stopped():
+            raise UsageError(
+                f"{self._client.endpoint()} creates a deployment with at least 1 replica, found 0",
+                hint="Create it with 1 and scale it to 0.",
+            )
+        call = _requests.create_deployment(name, fields, options)
         return self._client.send_write(call, dry_run=dry_run)
 
     def list(self) -> list[Deployment]:

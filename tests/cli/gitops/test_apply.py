@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from exo_inference.planner import cpu_as_gpu
-from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo, ObservedDeployment
 from exo_inference.platforms.replica_memory import HostRoom
 from exo_inference.sdk import Client
 
-from .conftest import COMMIT, Exo, InstantPlatform
+from .conftest import COMMIT, Exo, InstantPlatform, RunningController
 
 HEAD = "apiVersion: inference.exo.dev/v1alpha1\n"
 
@@ -306,9 +306,23 @@ def test_wait_fails_early_when_a_model_is_not_to_be_had(exo: Exo, zone: Client):
     assert "org/missing" in ran.err
 
 
-def test_stopped_deployment_is_created_and_stays_stopped(exo: Exo, zone: Client):
+def test_stopped_deployment_is_created_and_stays_stopped(
+    exo: Exo, zone: Client, controller: RunningController, monkeypatch: pytest.MonkeyPatch
+):
     file = write(model(), deployment(replicas=0))
+    asked: list[int] = []
+    apply = controller.platform.apply
+
+    async def note(desired: DesiredDeployment) -> ObservedDeployment:
+        asked.append(desired.spec.replicas)
+        return await apply(desired)
+
+    monkeypatch.setattr(controller.platform, "apply", note)
     exo("apply", "-f", file)
+    found = zone.deployments.find("chat")
+    zone.deployments.wait_until_scaled(found.id, timeout=60)
+    assert set(asked) == {0}
+    assert [each.reason for each in zone.deployments.events(found.id)].count("Scaled") == 0
     assert zone.deployments.find("chat").replicas == 0
     assert exo("apply", "-f", file).lines[1] == "inferencedeployment/chat unchanged"
 

@@ -7,6 +7,7 @@ judged by `controller/admission/` and recorded in one write, through `deployment
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -68,9 +69,10 @@ _ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop i
 
 
 async def create_deployment(request: Request) -> Response:
-    """Record a deployment with its key."""
+    """Record a deployment with its key; with `?stopped=stopped` one of 0 replicas."""
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
+    is_stopped = has_argument(request, "stopped")
     wanted, issues = read_wanted(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     families = await context.families()
@@ -79,13 +81,18 @@ async def create_deployment(request: Request) -> Response:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
         admitted = await asyncio.to_thread(
-            admission.admit_create, wanted, world, issues, force=is_forced
+            admission.admit_create,
+            wanted,
+            world,
+            issues,
+            force=is_forced,
+            is_stopped=is_stopped,
         )
         if is_dry_run:
             return answer(operations.dry_run("deployment", None, admitted.plan))
         uid = operations.new_uid(identity)
         # The vendor's program sends 0 when its user says nothing.
-        message = _ONE_FOR_NONE if wanted.replicas == 0 else None
+        message = _ONE_FOR_NONE if wanted.replicas == 0 and not is_stopped else None
         operation = operations.succeeded("deployment", uid, message, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(
@@ -202,9 +209,12 @@ async def restart_deployment(request: Request) -> Response:
     """Ask for new replicas in place of all that run, as an update replaces them: without loss.
 
     After an update that was rolled back, those of the version that serves: to try it again is an update.
+    The annotation ends with which request it was, so that one that comes again has them restarted once.
     """
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
+    identity = await operations.identify_change(request)
+    mark = hashlib.sha256(identity.key.encode()).hexdigest()[:16]
 
     def judge(present: InferenceDeployment, world: World) -> Change:
         if wanted_replicas(present) == 0:
@@ -214,8 +224,10 @@ async def restart_deployment(request: Request) -> Response:
                 f"{present.metadata.name} is scaled to 0, so nothing of it runs",
                 hint="Scale it up instead.",
             )
+        if present.metadata.annotations.get(ROLL_ANNOTATION, "").endswith(f" {mark}"):
+            return present.metadata, AdmittedDeployment(present.metadata.name, present.spec)
         now = datetime.now(UTC).isoformat()
-        annotations = {**present.metadata.annotations, ROLL_ANNOTATION: now}
+        annotations = {**present.metadata.annotations, ROLL_ANNOTATION: f"{now} {mark}"}
         if spec_before(present) is None or not read_refusal(present):
             annotations[RESTART_ANNOTATION] = now
         metadata = present.metadata.model_copy(update={"annotations": annotations})
@@ -321,7 +333,12 @@ _DRY = ("dry-run",)
 _JUDGED = ("dry-run", "force")
 
 ROUTES = [
-    route("/v2/ai/deployment", {"POST": _JUDGED}, GET=list_deployments, POST=create_deployment),
+    route(
+        "/v2/ai/deployment",
+        {"POST": (*_JUDGED, "stopped")},
+        GET=list_deployments,
+        POST=create_deployment,
+    ),
     route(
         "/v2/ai/deployment/{id}",
         {"PATCH": _JUDGED, "PUT": _JUDGED, "DELETE": _DRY},

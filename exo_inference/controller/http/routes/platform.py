@@ -25,6 +25,7 @@ from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
 from exo_inference.state_dir import SERVERS
 from exo_inference.wire import (
+    CREATES_STOPPED,
     REPLACES,
     ConsumptionQuota,
     EngineParameterList,
@@ -146,7 +147,7 @@ async def get_status(request: Request) -> Response:
             "platform": context_of(request).platform.name,
             "zone": settings.zone,
             "gateway": settings.gateway_url,
-            "features": [REPLACES],
+            "features": [REPLACES, CREATES_STOPPED],
             "controller-pid": os.getpid(),
             "processes": [
                 {"name": record.name, "pid": record.pid, "alive": record.alive}

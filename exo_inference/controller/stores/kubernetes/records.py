@@ -30,6 +30,7 @@ from exo_inference.kubernetes_api.objects import UID_LABEL, dump_part, read_obje
 from exo_inference.resources import (
     API_GROUP,
     API_VERSION,
+    ROLL_ANNOTATION,
     IdempotentRequest,
     InferenceApiKey,
     InferenceDeployment,
@@ -94,10 +95,16 @@ class Basis:
     @classmethod
     def of(cls, present: Resource, wanted: Resource) -> Basis:
         """Return that of a change of an object as it is."""
-        # A new name is no new specification, and so no new generation.
+        # A new name is no new specification, and so no new generation; nor is a restart.
         version = f"{present.metadata.generation} {present.metadata.name}"
         is_renamed = present.metadata.name != wanted.metadata.name
-        return cls(version, is_renamed or dump_part(present, "spec") != dump_part(wanted, "spec"))
+        before, after = (
+            each.metadata.annotations.get(ROLL_ANNOTATION) for each in (present, wanted)
+        )
+        if before != after:
+            version += f" {before}"
+        is_other = is_renamed or dump_part(present, "spec") != dump_part(wanted, "spec")
+        return cls(version, is_other or before != after)
 
 
 class Records:

@@ -16,7 +16,6 @@ import logging
 import pickle
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -41,6 +40,7 @@ from exo_engine.core.step import (
 from exo_engine.errors import EngineError, InternalError, InvalidSamplingParams, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.kernels import compilations
+from exo_engine.process_end import leave
 from exo_engine.structured_output.compiler import PARAM
 from exo_engine.structured_output.vocabulary import Vocabulary
 
@@ -275,4 +275,4 @@ def _tell_prepared(link: FrameSocket, sending: Lock, grammar: str, prepared: Fut
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    sys.exit(main())
+    leave(main())

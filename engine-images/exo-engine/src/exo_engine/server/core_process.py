@@ -14,7 +14,6 @@ import dataclasses
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -30,6 +29,7 @@ from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestEr
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.models.pooling.spec import PoolingSpec
 from exo_engine.models.spec import DecoderSpec
+from exo_engine.process_end import leave
 from exo_engine.server.logs import configure_logging
 from exo_engine.server.messages import (
     CoreInfo,
@@ -235,4 +235,4 @@ def _report(link: FrameSocket, exc: Exception) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

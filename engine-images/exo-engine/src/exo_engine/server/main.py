@@ -15,16 +15,23 @@ import os
 import resource
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from exo_engine.arguments import PrintCommand, ServeCommand, parse
 from exo_engine.errors import EngineError, InternalError, ModelUnusable
+from exo_engine.process_end import leave
 from exo_engine.server.core_start import start_core
 
 logger = logging.getLogger(__name__)
 
 
+def run() -> NoReturn:
+    """Be the process `exo-engine`, from its words to its exit status."""
+    leave(main())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `exo-engine` with the given words, or the process's own."""
+    """Run `exo-engine` with the given words, or the process's own; return the exit status."""
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
         if isinstance(command, PrintCommand):
@@ -86,4 +93,4 @@ def _print_error(error: EngineError) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()
