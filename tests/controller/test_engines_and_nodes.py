@@ -101,6 +101,7 @@ def test_an_engine_that_reads_tokenizer_json_is_refused_for_a_model_without(lack
 
 async def test_a_folder_says_whether_tokenizer_json_is_in_it(tmp_path: Path) -> None:
     write_seed(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
     model = builders.ready_model()
     status = model.status.model_copy(update={"path": str(tmp_path)})
     model, looked_up = model.model_copy(update={"status": status}), Architectures()
