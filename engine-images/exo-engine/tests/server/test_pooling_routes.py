@@ -372,10 +372,9 @@ async def test_300_requests_at_once_are_answered_alike(embedding: Engine) -> Non
         async def ask() -> Any:
             async with client.post("/v1/embeddings", json=body) as answer:
                 assert answer.status == 200
-                return await answer.json()
+                return (await answer.json())["data"][0]["embedding"]
 
-        answers = await asyncio.gather(*(ask() for _ in range(300)))
-    found = torch.tensor([each["data"][0]["embedding"] for each in answers])
+        found = torch.tensor(await asyncio.gather(*(ask() for _ in range(300))))
     torch.testing.assert_close(found, torch.tensor([expected] * 300), rtol=1e-6, atol=1e-5)
     assert embedding.metric("vllm:num_requests_waiting") == 0
 
