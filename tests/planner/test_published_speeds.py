@@ -16,6 +16,7 @@ from exo_inference.planner.speed.estimate import arithmetic, batch_sizes, prompt
 from scripts.calibrate_speeds import distance, halves
 from scripts.planner_halves import gpu_key, model_key
 from scripts.published_speeds import (
+    Figure,
     parse_figures,
     read_figures,
     summarise_speeds,
@@ -24,20 +25,33 @@ from scripts.speed_page import render
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner-published-speeds.json"
 RECORDS = parse_figures(PUBLISHED.read_text("utf-8"), PUBLISHED.name)
-FIGURES = read_figures(RECORDS)
-SETTING, GRADED = halves(FIGURES)
 RECORD = {
     "id": "one", "source": "https://example.org", "date": "2026-01-01", "model": "Qwen/Qwen3-8B", "gpu": "H100",
     "requests": 1, "input": 100, "output": 100, "itl_ms": 5.0,
 }  # fmt: skip
 
 
-def test_there_are_enough_figures_of_all_sorts() -> None:
-    assert len(FIGURES) >= 60
-    assert len({each.inputs.gpu.key for each in FIGURES}) >= 8
-    assert {each.inputs.model.moe is None for each in FIGURES} == {True, False}
-    assert {1, 8, 64, 256} <= {each.requests for each in FIGURES}
-    assert {"ttft_ms", "itl_ms"} <= {each.quantity for each in FIGURES}
+@pytest.fixture(scope="module")
+def figures() -> list[Figure]:
+    return read_figures(RECORDS)
+
+
+@pytest.fixture(scope="module")
+def setting(figures: list[Figure]) -> list[Figure]:
+    return halves(figures)[0]
+
+
+@pytest.fixture(scope="module")
+def graded(figures: list[Figure]) -> list[Figure]:
+    return halves(figures)[1]
+
+
+def test_there_are_enough_figures_of_all_sorts(figures: list[Figure]) -> None:
+    assert len(figures) >= 60
+    assert len({each.inputs.gpu.key for each in figures}) >= 8
+    assert {each.inputs.model.moe is None for each in figures} == {True, False}
+    assert {1, 8, 64, 256} <= {each.requests for each in figures}
+    assert {"ttft_ms", "itl_ms"} <= {each.quantity for each in figures}
 
 
 def test_every_record_has_its_address_and_date_once() -> None:
@@ -47,31 +61,33 @@ def test_every_record_has_its_address_and_date_once() -> None:
         assert len(record["date"]) == 10
 
 
-def test_no_graded_figure_is_of_a_model_and_a_gpu_that_set_constants() -> None:
-    seen = {(model_key(each.record), gpu_key(each.record)) for each in SETTING}
-    assert not seen & {(model_key(each.record), gpu_key(each.record)) for each in GRADED}
-    assert min(len(SETTING), len(GRADED)) >= 0.4 * len(FIGURES)
+def test_no_graded_figure_is_of_a_model_and_a_gpu_that_set_constants(
+    figures: list[Figure], setting: list[Figure], graded: list[Figure]
+) -> None:
+    seen = {(model_key(each.record), gpu_key(each.record)) for each in setting}
+    assert not seen & {(model_key(each.record), gpu_key(each.record)) for each in graded}
+    assert min(len(setting), len(graded)) >= 0.4 * len(figures)
 
 
-def test_the_graded_half_comes_near() -> None:
-    row = summarise_speeds(GRADED)
+def test_the_graded_half_comes_near(graded: list[Figure]) -> None:
+    row = summarise_speeds(graded)
     assert row.median <= 0.15
     assert row.within >= 0.8
     assert row.in_band >= 0.85
 
 
-def test_the_constants_are_nearer_than_those_around_them() -> None:
+def test_the_constants_are_nearer_than_those_around_them(setting: list[Figure]) -> None:
     constants = load_speed_constants()
-    least = distance(SETTING, constants)
+    least = distance(setting, constants)
     for name in ("memory_share", "layer", "early_experts", "old_step", "prompt_layer"):
         for factor in (0.7, 1.3):
             moved = replace(constants, **{name: getattr(constants, name) * factor})
-            assert distance(SETTING, moved) >= least
+            assert distance(setting, moved) >= least
 
 
-def test_the_page_is_what_the_figures_give() -> None:
+def test_the_page_is_what_the_figures_give(setting: list[Figure], graded: list[Figure]) -> None:
     page = PUBLISHED.with_suffix(".md").read_text("utf-8")
-    assert page == render(SETTING, GRADED, load_speed_constants())
+    assert page == render(setting, graded, load_speed_constants())
 
 
 def test_a_first_token_of_a_cached_prompt_is_not_graded() -> None:
@@ -96,10 +112,10 @@ def test_a_cache_that_holds_fewer_requests_decodes_fewer_at_once() -> None:
     assert small.predict() > 5 * one.predict()
 
 
-def test_the_band_holds_the_share_that_it_says() -> None:
+def test_the_band_holds_the_share_that_it_says(setting: list[Figure]) -> None:
     constants = load_speed_constants()
-    inside = sum(each.is_in_band(constants) for each in SETTING)
-    assert inside / len(SETTING) == pytest.approx(0.9, abs=0.03)
+    inside = sum(each.is_in_band(constants) for each in setting)
+    assert inside / len(setting) == pytest.approx(0.9, abs=0.03)
 
 
 @pytest.mark.parametrize(

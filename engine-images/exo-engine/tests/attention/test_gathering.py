@@ -130,7 +130,7 @@ class Stopwatch:
 
 @pytest.fixture
 def backend(monkeypatch) -> TritonAttention:
-    monkeypatch.setattr(prompt_choice, "LENGTHS", (8, 16, 32, 10**6))
+    monkeypatch.setattr(prompt_choice, "LENGTHS", (2, 4, 8, 10**6))
     cache, _ = Case(layer(2, 1), spans=((40, 1),)).make_cache(0)
     return TritonAttention([layer(2, 1)], cache)
 
@@ -146,9 +146,9 @@ def gathers(backend: TritonAttention, num_tokens: int) -> bool:
 
 
 def test_prompts_are_gathered_from_the_length_on_from_which_that_is_faster(backend):
-    # 32: in place 3, gathered 2; 16: 2, 1; 8: 1, 2
-    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2, 2, 1, 1, 2)) == 16
-    assert [gathers(backend, length) for length in (8, 15, 16, 33)] == [False, False, True, True]
+    # 8: in place 3, gathered 2; 4: 2, 1; 2: 1, 2
+    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2, 2, 1, 1, 2)) == 4
+    assert [gathers(backend, length) for length in (2, 3, 4, 33)] == [False, False, True, True]
 
 
 def test_nothing_is_gathered_where_long_prompts_are_slower_so(backend):

@@ -34,8 +34,8 @@ FAMILIES = [
     "qwen3.5",
     "qwen3-next",
 ]
-NUM_TOKENS = 20
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+NUM_TOKENS = 12
+MANY_TOKENS = 20
 # A window gives blocks back; where kinds are mixed, a layer of each has blocks of its own.
 SCARCE_BLOCKS = {
     "mistral-window": 11,
@@ -52,16 +52,21 @@ SCARCE_BLOCKS = {
 OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 128}
 
 
-def greedy(model, prompts, found) -> list[tuple[int, ...]]:
+def greedy(model, prompts, found, num_tokens=NUM_TOKENS) -> list[tuple[int, ...]]:
     """What `transformers` generates, which is quickly told where the engine found the same."""
     return [
-        model.greedy(prompt, NUM_TOKENS, guess)
+        model.greedy(prompt, num_tokens, guess)
         for prompt, guess in zip(prompts, found, strict=True)
     ]
 
 
-def run(llm: LLM, prompts) -> list[tuple[int, ...]]:
-    completions = llm.generate(prompts, GREEDY)
+def generate(llm: LLM, prompts, num_tokens=NUM_TOKENS):
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return llm.generate(prompts, params)
+
+
+def run(llm: LLM, prompts, num_tokens=NUM_TOKENS) -> list[tuple[int, ...]]:
+    completions = generate(llm, prompts, num_tokens)
     llm.core.check_integrity()
     assert llm.stats().num_used_blocks == 0
     return [completion.token_ids for completion in completions]
@@ -98,7 +103,7 @@ def test_batched_unbatched_and_cached_output_is_the_oracles(family, tiny_model, 
     assert all(len(set(row)) > 4 for row in tokens), "a degenerate oracle proves nothing"
 
     # The same engine again: now everything full comes from the prefix cache.
-    again = batched.generate(prompts, GREEDY)
+    again = generate(batched, prompts)
     assert [completion.token_ids for completion in again] == tokens
     block_size = batched.core.config.block_size
     assert again[-1].num_cached_tokens >= 59 // block_size * block_size >= 48
@@ -111,18 +116,18 @@ def test_batched_unbatched_and_cached_output_is_the_oracles(family, tiny_model, 
 def test_uncached_chunked_and_preempted_output_is_the_oracles(family, tiny_model, prompts):
     model = tiny_model(family)
     uncached = LLM(model.path, **OPTIONS, enable_prefix_caching=False)
-    found = run(uncached, prompts)
-    tokens = greedy(model, prompts, found)
+    found = run(uncached, prompts, MANY_TOKENS)
+    tokens = greedy(model, prompts, found, MANY_TOKENS)
     assert found == tokens
-    assert run(uncached, prompts) == tokens
+    assert run(uncached, prompts, MANY_TOKENS) == tokens
     assert uncached.stats().prefix_cache_hits_total == 0
 
     chunked = LLM(model.path, **OPTIONS, max_num_batched_tokens=7, max_num_seqs=4)
-    assert run(chunked, prompts) == tokens
+    assert run(chunked, prompts, MANY_TOKENS) == tokens
     assert chunked.stats().num_steps_total > 115 / 7
 
     ahead = LLM(model.path, **OPTIONS, async_scheduling=True)
-    assert run(ahead, prompts) == tokens
+    assert run(ahead, prompts, MANY_TOKENS) == tokens
 
     scarce_options = {**OPTIONS, "max_model_len": 80}
     for caching, is_ahead in ((True, False), (False, False), (True, True)):
@@ -135,7 +140,7 @@ def test_uncached_chunked_and_preempted_output_is_the_oracles(family, tiny_model
             max_num_batched_tokens=16,
             max_num_seqs=5,
         )
-        assert run(scarce, prompts) == tokens
+        assert run(scarce, prompts, MANY_TOKENS) == tokens
         assert is_ahead or scarce.stats().num_preemptions_total > 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import parse_object
+from exo_engine.server.prompts import encoding
 from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.tokenizer import Tokenizer
 
@@ -60,8 +61,11 @@ async def test_half_of_a_surrogate_pair_is_no_text(tokenizer: Watched) -> None:
     assert "U+D800" in error.message
 
 
-async def test_large_texts_have_the_tokens_they_have_by_themselves(tokenizer: Watched) -> None:
-    texts = ["the quick fox " * 4000, "", "über " * 210_000, "end"]
+async def test_large_texts_have_the_tokens_they_have_by_themselves(
+    tokenizer: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "_SLICE_CHARACTERS", 100_000)
+    texts = ["the quick fox " * 4000, "", "über " * 21_000, "end"]
     found = await encode(tokenizer, 10**6, *texts)
     assert found == [tokenizer.encode(text, add_special_tokens=True) for text in texts]
 

@@ -103,11 +103,11 @@ def test_content_comes_as_soon_as_it_is_sure(name: str) -> None:
 HOSTILE = {
     "hermes": ['<tool_call>{"name":"f","arguments":' + "[" * 50_000, "<tool_call>" * 20_000],
     "qwen3_xml": ["<tool_call><function=f>" + "<parameter=a>" * 20_000, "<function=" * 20_000],
-    "llama3_json": ['{"a":' * 20_000, "{" * 100_000, '{"a":"' + "\\" * 100_000, "[" * 100_000],
+    "llama3_json": ['{"a":' * 20_000, "{" * 30_000, '{"a":"' + "\\" * 100_000, "[" * 30_000],
     "pythonic": [
-        "[f(" + "[" * 100_000,
-        "[f(a=" + "-" * 100_000,
-        "[" * 100_000,
+        "[f(" + "[" * 30_000,
+        "[f(a=" + "-" * 30_000,
+        "[" * 30_000,
         "[f(a='" + "\\" * 100_000,
         "[f(a=" + "(" * 45 + "1," * 30_000,
     ],
@@ -130,7 +130,7 @@ HOSTILE = {
     ("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts]
 )
 def test_hostile_text_takes_time_in_proportion_and_comes_back(name: str, text: str) -> None:
-    """Whole and in 1,000 pieces: work that grows with the square of 100,000 runs into the test's own limit."""
+    """Whole and in 1,000 pieces: work that grows with the square of 30,000 runs into the test's own limit."""
     whole = run(name, [text])
     step = max(1, len(text) // 1000)
     assert run(name, [text[at : at + step] for at in range(0, len(text), step)]) == whole
