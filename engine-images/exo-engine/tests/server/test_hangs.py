@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., Engine]
 LONG = {"model": MODEL, "prompt": "fox", "max_tokens": 3000, "ignore_eos": True}
-KNOWN_SECONDS = 5.0
+KNOWN_SECONDS, BACK_SECONDS = 5.0, 2.0
 
 
 def seconds_until(engine: Engine, status: int) -> float:
@@ -56,7 +56,7 @@ def asking(engine: Engine, **changes: object) -> Iterator[threading.Thread]:
 @pytest.mark.parametrize(
     "flags", [(), ("--distributed-executor-backend", "mp"), ("--async-scheduling",)]
 )
-def test_a_core_that_is_stopped_is_seen_within_5_s_and_its_return_too(
+def test_a_core_that_is_stopped_is_seen_within_5_s_and_its_return_within_2(
     start_engine: Start, flags: tuple[str, ...]
 ) -> None:
     engine = start_engine(*flags).wait_ready()
@@ -69,7 +69,7 @@ def test_a_core_that_is_stopped_is_seen_within_5_s_and_its_return_too(
         assert found["status"] == "stalled"
         assert "while 1 sequences are to be answered" in found["detail"]
         os.kill(core, signal.SIGCONT)
-        seconds_until(engine, 200)
+        assert seconds_until(engine, 200) < BACK_SECONDS
     engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 0)
     os.kill(core, signal.SIGSTOP)  # now it is idle, which nobody can see
     time.sleep(6)
@@ -79,7 +79,7 @@ def test_a_core_that_is_stopped_is_seen_within_5_s_and_its_return_too(
     engine.wait_until(lambda: engine.http.get("/load").json()["server_load"] == 0)
     assert engine.http.get("/health").status_code == 503  # though its only client has left
     os.kill(core, signal.SIGCONT)
-    seconds_until(engine, 200)
+    assert seconds_until(engine, 200) < BACK_SECONDS
 
 
 def test_a_step_that_does_not_return_is_seen_and_its_end_too(
