@@ -1,7 +1,7 @@
 """exo-engine, llama.cpp, vLLM and transformers on this machine's processor, in turns.
 
     python -m benchmarks.cpu                                   # prints the tables
-    python -m benchmarks.cpu --write                           # also into docs/benchmarks/cpu.md and cpu.json
+    python -m benchmarks.cpu --write                           # replaces these figures in docs/benchmarks/cpu.md and cpu.json
     python -m benchmarks.cpu --peers exo-engine,llama.cpp --models s --cases "decode 1,decode 8"
     python -m benchmarks.cpu --quick                           # tests the benchmark: a tiny model, one round
 
@@ -176,8 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.write = False
         report.note_failure("the whole run", "stopped before its end")
     if options.output:
-        options.output.write_text(page.as_json(report), encoding="utf-8")
-    print(page.as_markdown(report))
+        options.output.write_text(page.as_json([report]), encoding="utf-8")
+    print(page.as_markdown(page.parts_of(report)))
     if options.write:
         page.write(report)
     there = set(report.versions)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.cpu.report import TARGETS, Report, machine, versions
-from benchmarks.cpu.run import OFFLINE
+from benchmarks.cpu.report import TARGETS, Report
+from benchmarks.cpu.run import HTTP, OFFLINE
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "cpu.md"
 FIGURES = PAGE.with_suffix(".json")
@@ -20,7 +20,10 @@ TITLES = {
     "l": "L, the shape of TinyLlama-1.1B",
     "tiny": "tiny, for tests of the benchmark",
 }
-_SERVED = (
+_CASES = {"Without HTTP": OFFLINE, "Over HTTP": (*HTTP, "start", "memory")}
+Key = tuple[str, str]
+"""A model, and one of the kinds of cases."""
+SERVED = (
     ("load", "tokens_per_second", "tokens/s"),
     ("load", "ttft_p50_ms", "first token p50, ms"),
     ("load", "ttft_p99_ms", "p99"),
@@ -37,35 +40,51 @@ _SERVED = (
 )
 
 
-def as_json(report: Report) -> str:
+def as_json(reports: Sequence[Report]) -> str:
     """Return everything that was measured, with what it was measured on."""
-    found = {**dataclasses.asdict(report), "machine": machine(), "shared_versions": versions()}
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps([dataclasses.asdict(each) for each in reports], indent=1) + "\n"
 
 
-def as_markdown(report: Report) -> str:
-    """Return what stands between `BEGIN` and `END`."""
-    parts = [_head(report), _missing(report)]
+def parts_of(report: Report) -> dict[Key, Report]:
+    """Return a run by model and kind: what is compared with each other, and replaced together."""
+    parts = {}
     for model in report.shapes:
-        parts += [f"## {TITLES[model]}", _limits(report, model), _offline(report, model)]
-        parts += [_served(report, model), _targets(report, model)]
-    parts.append(_flags(report))
-    return "\n\n".join(part for part in parts if part)
+        for kind, cases in _CASES.items():
+            part = report.part(model, cases)
+            if any(each["contestant"] != "machine" for each in part.measurements):
+                parts[model, kind] = part
+    return parts
+
+
+def as_markdown(parts: Mapping[Key, Report]) -> str:
+    """Return what stands between `BEGIN` and `END`."""
+    texts = []
+    for model, title in TITLES.items():
+        there = [(kind, parts[model, kind]) for kind in _CASES if (model, kind) in parts]
+        if there:
+            texts.append(f"## {title}")
+        for kind, report in there:
+            texts += [f"### {kind}", _head(report), _missing(report), _limits(report, model)]
+            texts += [_offline(report, model), _served(report, model), _targets(report, model)]
+            texts.append(_flags(report))
+    return "\n\n".join(text for text in texts if text)
 
 
 def write(report: Report) -> None:
-    """Replace the figures of the page, and those in JSON."""
+    """Replace the figures of what was measured, on the page and in JSON; others stay, each with its own date."""
+    kept = [Report(**each) for each in json.loads(FIGURES.read_text(encoding="utf-8"))]
+    parts = {key: part for each in (*kept, report) for key, part in parts_of(each).items()}
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{as_markdown(report)}\n\n{END}{after}", encoding="utf-8")
-    FIGURES.write_text(as_json(report), encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{as_markdown(parts)}\n\n{END}{after}", encoding="utf-8")
+    FIGURES.write_text(as_json(list(parts.values())), encoding="utf-8")
 
 
 def _head(report: Report) -> str:
-    where = ", ".join(f"{name} {value}" for name, value in versions().items())
+    where = ", ".join(f"{name} {value}" for name, value in report.shared_versions.items())
     total, rejected = len(report.measurements), report.rejected()
     return (
-        f"Made on {report.made} by `{report.command}`: {machine()}; {where}. Medians of {report.rounds} rounds; "
+        f"Made on {report.made} by `{report.command}`: {report.machine}; {where}. Medians of {report.rounds} rounds; "
         f"{rejected} of {total} measurements did not count, as others used more than 8 % of a core."
         + (" A quick run, in which all count: it tests the benchmark, no engine." * report.is_quick)
     )
@@ -114,14 +133,14 @@ def _served(report: Report, model: str) -> str:
     cells = {
         (name, case, figure): report.median(model, name, case, figure)
         for name in report.names
-        for case, figure, _ in _SERVED
+        for case, figure, _ in SERVED
     }
     names = [name for name in report.names if cells[name, "start", "ready_seconds"] is not None]
     if not names:
         return ""
     rows = [
         (title, *(_number(cells[name, case, figure]) for name in names))
-        for case, figure, title in _SERVED
+        for case, figure, title in SERVED
         if any(cells[name, case, figure] is not None for name in names)
     ]
     return _table(("over HTTP", *names), rows)
@@ -153,7 +172,7 @@ def _flags(report: Report) -> str:
         if name != "machine":
             lines.append(f"* {name}, {report.versions[name]}:")
             lines += [f"  `{command}`" for command in report.flags[name]]
-    return "## Commands\n\n" + "\n".join(lines)
+    return "<details><summary>Commands</summary>\n\n" + "\n".join(lines) + "\n\n</details>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -78,9 +79,13 @@ class Report:
     weights_bytes: dict[str, dict[str, float]] = field(default_factory=dict)
     """By model and contestant."""
     measurements: list[dict[str, Any]] = field(default_factory=list)
+    machine: str = ""
+    shared_versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.made = self.made or f"{datetime.now(UTC):%Y-%m-%d}"
+        self.machine = self.machine or machine()
+        self.shared_versions = self.shared_versions or versions()
 
     def add(
         self, model: str, name: str, case: str, number: int, figures: Figures, others: float
@@ -105,6 +110,17 @@ class Report:
     def note_failure(self, name: str, reason: str) -> None:
         """Keep why somebody was left out."""
         self.missing[name] = reason
+
+    def part(self, model: str, cases: Collection[str]) -> Report:
+        """Return what it found of one model in some cases, beside what the machine gave."""
+        kept = [
+            each
+            for each in self.measurements
+            if each["model"] == model and (each["case"] in cases or each["contestant"] == "machine")
+        ]
+        shapes = {model: self.shapes[model]}
+        weights = {model: self.weights_bytes.get(model, {})}
+        return replace(self, shapes=shapes, weights_bytes=weights, measurements=kept)
 
     @property
     def names(self) -> list[str]:

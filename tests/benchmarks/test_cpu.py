@@ -139,28 +139,57 @@ def test_the_page_has_the_tables_the_targets_and_who_is_missing() -> None:
     )
     report.add("s", "exo-engine-bf16", "start", 0, {"ready_seconds": 1.25}, 0.0)
     report.note_failure("vllm-bf16", "not installed")
-    text = page.as_markdown(report)
+    text = page.as_markdown(page.parts_of(report))
     assert "* vllm-bf16: not installed" in text
     assert "| exo-engine-bf16 | 1,200 (" in text
     assert "exo-engine-bf16 / llama.cpp-bf16 | 1.20 | at least 1.05 | met |" in text
     assert "| ready, s | 1.2 |" in text
     assert "1.0 GB/s read from memory" in text
     assert "  `serve b`" in text
-    assert json.loads(page.as_json(report))["measurements"][0]["case"] == "limits"
+    assert json.loads(page.as_json([report]))[0]["measurements"][0]["case"] == "limits"
 
 
-def test_a_page_keeps_what_is_written_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     there = tmp_path / "cpu.md"
     there.write_text(f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nLast words.\n")
+    there.with_suffix(".json").write_text("[]\n")
     monkeypatch.setattr(page, "PAGE", there)
     monkeypatch.setattr(page, "FIGURES", there.with_suffix(".json"))
+    return there
+
+
+def test_a_page_keeps_what_is_written_by_hand(own_page: Path) -> None:
     page.write(report_of(("exo-engine-bf16", "decode 1", [1.0])))
-    text = there.read_text()
-    assert text.startswith(f"# Title\n\n{page.BEGIN}\n\nMade on ")
+    text = own_page.read_text()
+    assert text.startswith(f"# Title\n\n{page.BEGIN}\n\n## S, the shape of SmolLM2-135M")
     assert text.endswith(f"\n\n{page.END}\n\nLast words.\n")
     assert "old" not in text
+
+
+def test_a_run_replaces_what_it_measured_and_leaves_others_with_their_date(own_page: Path) -> None:
+    offline = report_of(("exo-engine-bf16", "decode 1", [1111.0]))
+    offline.made, offline.machine = "2026-01-01", "a machine of old"
+    page.write(offline)
+    served = report_of()
+    served.made, served.machine = "2026-02-02", "another machine"
+    figures = [figure for case, figure, _ in page.SERVED if case == "load"]
+    served.add("s", "exo-engine-bf16", "load", 0, dict.fromkeys(figures, 222.0), 0.0)
+    served.add("s", "exo-engine-bf16", "start", 0, {"ready_seconds": 1.0}, 0.0)
+    page.write(served)
+    both = own_page.read_text()
+    assert both.index("2026-01-01") < both.index("1,111") < both.index("2026-02-02")
+    assert both.index("a machine of old") < both.index("another machine") < both.index("| 222 |")
+
+    again = report_of(("exo-engine-bf16", "decode 1", [3333.0]))
+    page.write(again)
+    text = own_page.read_text()
+    assert "3,333" in text
+    assert "| 222 |" in text
+    assert "1,111" not in text
+    assert "2026-01-01" not in text
+    kept = json.loads(own_page.with_suffix(".json").read_text())
+    assert [each["made"] for each in kept] == [again.made, "2026-02-02"]
 
 
 def test_the_page_of_the_docs_has_room_for_the_figures() -> None:
