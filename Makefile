@@ -164,6 +164,7 @@ SPEEDS := docs/benchmarks/planner-published-speeds.json
 planner-calibrate: setup-dev ## set the planner's measured constants on one half of real starts; grade it on the other
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS)
 	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --write docs/benchmarks/planner-published-speeds.md
+	@$(BIN)/python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --write docs/benchmarks/planner-processor.md
 	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json \
 	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
 

@@ -12,10 +12,19 @@ _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 def has_bfloat16(root: Path = ROOT) -> bool:
     """Whether the processor multiplies bfloat16 by itself; not where the kernel does not say."""
+    return bool(_BFLOAT16 & set(_first_line(root, "flags", "Features").split()))
+
+
+def processor_name(root: Path = ROOT) -> str:
+    """Return its model; empty where the kernel does not say."""
+    return _first_line(root, "model name", "CPU part")
+
+
+def _first_line(root: Path, *names: str) -> str:
+    """Return what follows one of these names first, of any processor."""
     try:
         lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return False
-    names = (line.partition(":") for line in lines)
-    features = (rest for name, _, rest in names if name.strip() in ("flags", "Features"))
-    return bool(_BFLOAT16 & set(next(features, "").split()))
+        return ""
+    parts = (line.partition(":") for line in lines)
+    return next((rest.strip() for name, _, rest in parts if name.strip() in names), "")

@@ -18,6 +18,7 @@ written, so several control planes live side by side. Layout::
       logs/NAME.log            supervisor, controller, gateway
       cache/                   what engines compile and keep between runs
       plan-starts.jsonl  0600  real starts, predicted and measured, written by the controller
+      processor.json     0600  how fast this machine's processor is, where it was measured
       usage.json               requests and tokens per deployment and key, written by the gateway
 """
 
@@ -106,6 +107,7 @@ class StateDir:
         self.logs_dir = self.root / "logs"
         self.cache_dir = self.root / "cache"
         self.plan_starts_file = self.root / "plan-starts.jsonl"
+        self.processor_file = self.root / "processor.json"
         self.usage_file = self.root / "usage.json"
 
     def create(self) -> None:

@@ -29,6 +29,9 @@ _OPTIONS = {
     "LLAMA_BUILD_TOOLS": "ON",
     "LLAMA_BUILD_SERVER": "ON",
 }
+_WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+"""With AMX, models in Q8_0 and Q4_0 end in a segmentation fault (ggml-org/llama.cpp, issue 20824). Products of
+bf16 do not use it."""
 _NEEDED = ("cmake", "ninja", "c++")
 
 
@@ -72,9 +75,16 @@ def build(jobs: int) -> None:
     if not (home / "source").exists():
         _unpack_sources(home)
     cmake = ["cmake", "-S", str(gguf_package().parent), "-B", str(home / "build"), "-G", "Ninja"]
-    subprocess.run([*cmake, *(f"-D{key}={value}" for key, value in _OPTIONS.items())], check=True)
+    options = {**_OPTIONS, **_without_amx(Path("/proc/cpuinfo").read_text(encoding="utf-8"))}
+    subprocess.run([*cmake, *(f"-D{key}={value}" for key, value in options.items())], check=True)
     make = ["cmake", "--build", str(home / "build"), "-j", str(jobs), "--target", *_PROGRAMS]
     subprocess.run(make, check=True)
+
+
+def _without_amx(cpuinfo: str) -> dict[str, str]:
+    """Return the options that leave out what fails; a compiler for a processor that lacks it may not know its name."""
+    has_amx = " amx_tile" in cpuinfo
+    return dict.fromkeys(("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS"), _WITHOUT_AMX) if has_amx else {}
 
 
 def _unpack_sources(home: Path) -> None:

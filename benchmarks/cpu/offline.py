@@ -228,7 +228,16 @@ class Machine:
         except RuntimeError:  # not in this build
             products = 0.0
         # Numbers of 8 bits can be multiplied as those of 16.
-        return {**found, "int8": max(products, found["bf16"])}
+        return {**found, "int8": max(products, found["bf16"]), **_of_engine()}
+
+
+def _of_engine() -> dict[str, float]:
+    """Return what the engine itself says of the machine, which the planner's estimate rests on."""
+    from exo_engine.machine import measure
+
+    found = measure()
+    operations = {f"engine_{kind}": rate for kind, rate in found.operations.items()}
+    return {"engine_read_bytes": found.read_bytes, **operations}
 
 
 def _least(run: Any) -> float:

@@ -135,6 +135,7 @@ class Report:
             for each in self.measurements
             if (each["model"], each["contestant"], each["case"]) == (model, name, case)
             and (each["counts"] or self.is_quick)
+            and figure in each["figures"]  # figures kept of an older run may lack it
         ]
 
     def median(self, model: str, name: str, case: str, figure: str) -> float | None:

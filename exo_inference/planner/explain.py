@@ -156,7 +156,7 @@ def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
     asked, rules = setting.parameters.gpu_memory_utilization, setting.rules
     is_cpu = setting.gpu.vendor == "cpu"
     share = asked or rules.default_utilization
-    why = "--gpu-memory-utilization" if asked else f"default of {rules.engine} {_version(setting)}"
+    why = "--gpu-memory-utilization" if asked else f"default of {_release(setting)}"
     total = _gib(result.total_bytes_per_gpu)
     formula = f"{total} that are free" if is_cpu else f"{total} as the driver reports x {share:g}"
     yield Step(
@@ -294,7 +294,7 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
     )  # fmt: skip
     yield Step(
         "Capacity", _capacity_formula(result, setting, layout), f"{result.kv_capacity_tokens:,} tokens",
-        f"as {setting.rules.engine} {_version(setting)} prints it",
+        f"as {_release(setting)} prints it",
     )  # fmt: skip
 
 
@@ -343,8 +343,12 @@ def _verdict_step(result: Plan) -> Step:
     return Step("Verdict", formula, str(result.verdict), "the lines above")
 
 
-def _version(setting: Setting) -> str:
-    return ".".join(map(str, setting.rules.version))
+def _release(setting: Setting) -> str:
+    """Return the engine with its version, where rules depend on one."""
+    rules = setting.rules
+    return (
+        f"{rules.title} {'.'.join(map(str, rules.version))}" if any(rules.oldest) else rules.title
+    )
 
 
 def _source_of(result: Plan, name: str) -> str:

@@ -19,6 +19,12 @@ from exo_inference.planner.speed.estimate import (
     batch_times,
     prompt_times,
 )
+from exo_inference.planner.speed.processor import (
+    load_processor_constants,
+    products_of,
+    prompt_parts,
+    step_parts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,9 @@ def speed_steps(speed: Speed | None, inputs: SpeedInputs) -> Iterator[Step]:
     """Yield what the GPU reaches, then prompts and the smallest and largest batch."""
     if speed is None:
         return
+    if inputs.gpu.vendor == "cpu":
+        yield from _processor_steps(speed, inputs)
+        return
     kind, flops = arithmetic(inputs)
     constants, gpu = inputs.constants, inputs.gpu
     share = f"{gpu.bandwidth / 1e9:,.0f} GB/s x {constants.memory_reached(gpu):.0%}"
@@ -51,6 +60,28 @@ def speed_steps(speed: Speed | None, inputs: SpeedInputs) -> Iterator[Step]:
         yield _prompt_step(prompt, inputs, flops)
     for batch in dict.fromkeys((*speed.batches[:1], *speed.batches[-1:])):
         yield _batch_step(batch, inputs, flops)
+
+
+def _processor_steps(speed: Speed, inputs: SpeedInputs) -> Iterator[Step]:
+    constants, (kind, rate) = load_processor_constants(), products_of(inputs)
+    machine = f"{inputs.gpu.bandwidth / 1e9:,.1f} GB/s of weights"
+    result = f"{rate / 1e9:,.0f} GFLOP/s in products of {kind} with many rows"
+    yield Step("What the processor gives", machine, result, inputs.gpu.source)
+    for prompt in speed.prompts:
+        parts = prompt_parts(inputs, constants, prompt.num_tokens, rate)
+        title = f"First token of a prompt of {prompt.num_tokens:,} tokens"
+        yield Step(title, _sum_text(parts), _ms(prompt.ttft_seconds), _SUM)
+    for batch in dict.fromkeys((*speed.batches[:1], *speed.batches[-1:])):
+        parts = step_parts(inputs, constants, batch.batch, batch.context, rate)
+        noun = "request" if batch.batch == 1 else "requests"
+        title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
+        tokens = f"{batch.tokens_per_second:,.0f} tokens per second"
+        result = f"{_ms(batch.inter_token_seconds)}, {tokens}, bound by {batch.bound_by}"
+        yield Step(title, _sum_text(parts), result, _SUM)
+
+
+def _sum_text(parts: Mapping[str, float]) -> str:
+    return " + ".join(f"{_ms(seconds)} of {name}" for name, seconds in parts.items())
 
 
 def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step:
@@ -106,6 +137,7 @@ def _draft_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
     return f" {work}; divided by {tokens} that a step yields at an assumed acceptance of {rate:g}"
 
 
+_SUM = "reads and products follow one another; shares of the machine's rates are measured (docs/benchmarks)"
 _ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"
 
 

@@ -43,6 +43,7 @@ class Gpu:
         pcie_bandwidth: the same between GPUs that NVLink does not join.
         host_bandwidth: bytes per second from the host's memory to one GPU.
         is_unified: CPU and GPU share the memory.
+        is_measured: bandwidth and arithmetic were measured with the engine, not stated by a maker.
         usd_per_hour: price by number of GPUs, empty where none is known.
     """
 
@@ -62,6 +63,7 @@ class Gpu:
     pcie_bandwidth: float = 16e9
     host_bandwidth: float = 16e9
     is_unified: bool = False
+    is_measured: bool = False
     family: str | None = None
     usd_per_hour: Mapping[int, float] = field(default_factory=dict)
     price_source: str = ""
@@ -246,30 +248,41 @@ def _host_bandwidth(key: str, entry: Mapping[str, Any]) -> float:
     return _CHIP_LINKS.get(key, (entry.get("pcie_gbps") or 16) * 1e9)
 
 
+ASSUMED_BANDWIDTH, ASSUMED_OPERATIONS = 40e9, 0.5e12
+"""Of a processor that nobody measured: bytes read, and operations in float32 or bf16, per second."""
+
+
 def cpu_as_gpu(
     free_bytes: int,
     *,
-    bandwidth: float = 40e9,
-    gflops: float = 500.0,
     has_bfloat16: bool = False,
+    bandwidth: float | None = None,
+    operations: Mapping[str, float] | None = None,
 ) -> Gpu:
     """Return a machine's CPU in the form of a GPU, for exo-engine.
 
     Args:
         free_bytes: memory that can be used.
-        bandwidth: of main memory, bytes per second.
-        gflops: of all cores, in fp32.
-        has_bfloat16: whether they multiply it in hardware; where nobody knows, plans count float32.
+        has_bfloat16: whether it multiplies bf16 in hardware; where nobody knows, plans count float32.
+        bandwidth: of weights that are read, bytes per second; None: nobody measured the machine.
+        operations: of products per second, by the weights' format: `plain`, `int8`, `int4`.
     """
+    is_measured = bandwidth is not None and operations is not None
+    rates = dict(operations) if is_measured and operations else {"plain": ASSUMED_OPERATIONS}
+    plain = rates.pop("plain") / 1e12
+    tflops = {"fp16": plain, "bf16": plain, **{kind: rate / 1e12 for kind, rate in rates.items()}}
+    gigabytes, teraflops = ASSUMED_BANDWIDTH / 1e9, ASSUMED_OPERATIONS / 1e12
+    assumed = f"an assumed machine of {gigabytes:.0f} GB/s and {teraflops:g} TFLOP/s"
     return Gpu(
         key="cpu",
         name="CPU",
         vendor="cpu",
         reported_bytes=free_bytes,
-        bandwidth=bandwidth,
-        tflops={"fp16": gflops / 1000, "bf16": gflops / 1000},
+        bandwidth=bandwidth or ASSUMED_BANDWIDTH,
+        tflops=tflops,
         native=frozenset({"fp16", "bf16"} if has_bfloat16 else {"fp16"}),
-        host_bandwidth=bandwidth,
+        host_bandwidth=bandwidth or ASSUMED_BANDWIDTH,
         max_count=1,
-        source="the machine",
+        source="the engine measured on this machine" if is_measured else assumed,
+        is_measured=is_measured,
     )

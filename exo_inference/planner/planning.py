@@ -33,7 +33,8 @@ from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.profile_run import ProfileBatch, activations_component
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
-from exo_inference.planner.speed.estimate import SpeedInputs, estimate_speed
+from exo_inference.planner.speed.estimate import SpeedInputs
+from exo_inference.planner.speed.processor import speed_of
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
 
@@ -303,12 +304,11 @@ def _conclude(
         sized = _with_cache(sized, layout, room)
     inputs = _speed_inputs(setting, sized)
     sized = replace(sized, basis=Basis(setting, limiting, inputs))
-    return sized if is_refused else replace(sized, speed=estimate_speed(inputs))
+    return sized if is_refused else replace(sized, speed=speed_of(inputs))
 
 
 def _notes(setting: Setting) -> tuple[str, ...]:
-    drafting = setting.drafting
-    assumed = () if drafting is None else (drafting.describe(),)
+    assumed = () if setting.drafting is None else (setting.drafting.describe(),)
     return (*setting.model.notes, *setting.speculation.notes, *assumed)
 
 

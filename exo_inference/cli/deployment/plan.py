@@ -112,6 +112,11 @@ _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples.
     "ttft<=500ms itl<=40ms', the limits only if wanted.",
 )
 @click.option("--explain", is_flag=True, help="Show the arithmetic with its sources.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="With cpu: measure how fast this machine is first, and keep that for later plans.",
+)
 @click.option("--offline", is_flag=True, help="Ask neither the control plane nor the Hub.")
 @pass_session
 def plan(
@@ -130,6 +135,7 @@ def plan(
     compare: str | None,
     demand: str | None,
     explain: bool,
+    measure: bool,
     offline: bool,
 ) -> int:
     """Say whether a deployment would fit, and how fast and how dear it would be.
@@ -158,6 +164,7 @@ def plan(
         demand=demand,
         explain=explain,
         offline=offline,
+        measure=measure,
     )
     _check(options)
     from exo_inference.cli.plan.command import run
@@ -178,6 +185,13 @@ def _check(options: PlanOptions) -> None:
         raise UsageError("one of --gpu-type and --compare is required", hint=_HELP_HINT)
     if options.compare is not None and options.explain:
         raise UsageError("--explain is about one plan, not a comparison", hint=_HELP_HINT)
+    if options.measure and "cpu" not in (
+        options.wanted.gpu_type,
+        *(options.compare or "").split(","),
+    ):
+        raise UsageError(
+            "--measure is about this machine's processor", hint="Use it with --gpu-type cpu."
+        )
     if model.id is not None and options.offline:
         raise UsageError(
             "--model-id is known to the control plane alone, which --offline leaves out",

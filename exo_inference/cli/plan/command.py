@@ -18,7 +18,7 @@ from exo_inference.cli.plan.demand import as_json as demand_json
 from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
-from exo_inference.cli.plan.planners import find_planner, read_gpu_file
+from exo_inference.cli.plan.planners import find_planner, measure_processor, read_gpu_file
 from exo_inference.cli.plan.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.planner import Step
@@ -37,6 +37,8 @@ _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 def run(session: Session, options: PlanOptions) -> int:
     """Plan, print the plan or the comparison, and return the exit code."""
     output = session.output(PLAN.field_names, configured=False)
+    if options.measure:
+        measure_processor(session)
     if options.demand is not None:
         return _run_demand(session, output, options, parse_demand(options.demand))
     planner, wanted = find_planner(session, options), options.wanted

@@ -21,6 +21,7 @@ class PlanOptions:
         wanted: the deployment; without its GPUs only with `compare`, without its model with `model_path`.
         model_path: directory of the model, or its config.json.
         compare: comma-separated GPUs, `ALL_FAMILIES`, or None.
+        measure: have the engine measure this machine's processor first.
         demand: what the deployment must hold, as `demand.py` reads it, or None.
     """
 
@@ -31,3 +32,4 @@ class PlanOptions:
     explain: bool = False
     offline: bool = False
     demand: str | None = None
+    measure: bool = False

@@ -19,7 +19,6 @@ from exo_inference.cli.text_files import read_text_file
 from exo_inference.engine_names import default_engine
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.host_memory import read_host_memory
-from exo_inference.host_processor import has_bfloat16
 from exo_inference.planner import (
     Architecture,
     Gpu,
@@ -30,9 +29,11 @@ from exo_inference.planner import (
     find_model,
     load_user_gpus,
 )
-from exo_inference.planner.gpu_catalog import cpu_as_gpu
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
+from exo_inference.processor_speed import BUSY_SHARE, machine_cpu, measure_speed, write_speed
 from exo_inference.resources.wanted import WantedDeployment
+from exo_inference.settings import resolve_state_dir
+from exo_inference.state_dir import StateDir
 from exo_inference.wire import DeploymentPlan, ModelRef
 
 if TYPE_CHECKING:
@@ -57,11 +58,12 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class LocalPlanner:
-    """Plans in this process. `extra` are the user's own GPUs."""
+    """Plans in this process. `extra` are the user's own GPUs; `state` may have a measurement of this machine."""
 
     model: Architecture
     wanted: WantedDeployment
     extra: Mapping[str, Gpu] = field(default_factory=dict)
+    state: StateDir = field(default_factory=lambda: StateDir(resolve_state_dir()))
 
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
         """Plan one replica on these GPUs."""
@@ -75,7 +77,7 @@ class LocalPlanner:
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         wanted, engine = self.wanted, engine_for(self.wanted, gpu_type)
         if gpu_type == CPU:  # of this machine, within the limit of the container
-            gpu = cpu_as_gpu(read_host_memory().total_bytes, has_bfloat16=has_bfloat16())
+            gpu = machine_cpu(read_host_memory().total_bytes, self.state)
         else:
             gpu = find_gpu(gpu_type, extra=self.extra)
         subject = Subject(
@@ -119,6 +121,33 @@ class RemotePlanner:
         )
 
 
+def state_of(session: Session) -> StateDir:
+    """Return the directory of this machine's control plane, there or not."""
+    return StateDir(resolve_state_dir(session.flags.state_dir))
+
+
+def measure_processor(session: Session) -> None:
+    """Measure this machine, keep that for this plan and later ones, and say what it is.
+
+    Raises:
+        ExoError: the engine is not installed, or failed.
+    """
+    session.remark("measuring this machine for some seconds ...")
+    speed = measure_speed()
+    rates = ", ".join(f"{rate / 1e9:,.0f} in {kind}" for kind, rate in speed.operations.items())
+    session.remark(
+        f"{speed.processor}: {speed.read_bytes / 1e9:.1f} GB/s of weights; products in GFLOP/s: {rates} "
+        f"({speed.threads} threads, {speed.kernels})"
+    )
+    if speed.others > BUSY_SHARE:
+        session.remark(
+            f"warning: that is not kept: other processes used {speed.others:.0%} of a core meanwhile. "
+            "Measure again when the machine is idle"
+        )
+        return
+    write_speed(state_of(session), speed)
+
+
 def find_planner(session: Session, options: PlanOptions) -> Planner:
     """Return who can plan the model that was asked for.
 
@@ -129,12 +158,14 @@ def find_planner(session: Session, options: PlanOptions) -> Planner:
     if options.model_path is not None:
         from exo_inference.cli.plan.model_files import read_model
 
-        return LocalPlanner(read_model(options.model_path), options.wanted, extra)
+        return LocalPlanner(
+            read_model(options.model_path), options.wanted, extra, state_of(session)
+        )
     name = None if options.wanted.model is None else options.wanted.model.name
     if name is None:
         return RemotePlanner(session, options.wanted)
     try:
-        return LocalPlanner(find_model(name), options.wanted, extra)
+        return LocalPlanner(find_model(name), options.wanted, extra, state_of(session))
     except UsageError as unknown:
         if options.offline:
             raise _nowhere(unknown, []) from unknown
@@ -161,7 +192,8 @@ def _find_online(
     except ExoError as error:
         tried.append(f"control plane: {error.message}")
     try:
-        return LocalPlanner(_from_hub(name, quiet=session.quiet), wanted, extra)
+        model = _from_hub(name, quiet=session.quiet)
+        return LocalPlanner(model, wanted, extra, state_of(session))
     except ExoError as error:
         tried.append(f"Hub: {error.message}")
     raise _nowhere(unknown, tried) from unknown

@@ -10,11 +10,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from exo_inference.engine_names import GPU_ENGINE
-from exo_inference.host_processor import has_bfloat16
-from exo_inference.planner import cpu_as_gpu
+from exo_inference.planner import Gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu
 from exo_inference.platforms.local.gpu_inventory import (
@@ -25,7 +23,9 @@ from exo_inference.platforms.local.gpu_inventory import (
 from exo_inference.platforms.local.host import HostView
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaRecord, list_replicas
 from exo_inference.platforms.replica_memory import HostRoom, format_size
+from exo_inference.processor_speed import machine_cpu
 from exo_inference.simulated_gpus import FLAG, SimulatedGpus
+from exo_inference.state_dir import StateDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,9 @@ class Obstacle:
 class Placement:
     """Hands out the GPUs of this machine."""
 
-    def __init__(self, replicas_dir: Path, inventory: GpuInventory) -> None:
-        self._replicas_dir = replicas_dir
+    def __init__(self, state_dir: StateDir, inventory: GpuInventory) -> None:
+        self._state_dir = state_dir
+        self._replicas_dir = state_dir.replicas_dir
         self._inventory = inventory
         self._lock = asyncio.Lock()
 
@@ -128,7 +129,8 @@ class Placement:
             for family, total in sorted(totals.items())
         ]
         room = view.room
-        types.append(_describe_cpu(records, room))
+        cpu = await asyncio.to_thread(machine_cpu, room.total_bytes, self._state_dir)
+        types.append(_describe_cpu(records, room, cpu))
         return [replace(each, room=room) for each in types]
 
     async def _records(self) -> list[ReplicaRecord]:
@@ -176,7 +178,7 @@ def _describe_family(family: str, total: int, free: int, gpu: GpuDevice) -> Inst
     )
 
 
-def _describe_cpu(records: Sequence[ReplicaRecord], room: HostRoom) -> InstanceTypeInfo:
+def _describe_cpu(records: Sequence[ReplicaRecord], room: HostRoom, cpu: Gpu) -> InstanceTypeInfo:
     """Return the CPU: its cores, those that no replica computes on, and the memory that is left."""
     used = sum(1 for record in records if record.gpu_type == CPU_FAMILY)
     taken = sum(room.taken_by(uid) for uid in room.claimed)
@@ -186,7 +188,6 @@ def _describe_cpu(records: Sequence[ReplicaRecord], room: HostRoom) -> InstanceT
         f"{format_size(room.total_bytes)} of memory are left for replicas"
     )
     free = max(0, room.num_cores - used)
-    cpu = cpu_as_gpu(room.total_bytes, has_bfloat16=has_bfloat16())
     return InstanceTypeInfo(CPU_FAMILY, room.num_cores, free, text, gpu=cpu, largest_node=1)
 
 

@@ -97,7 +97,7 @@ class LocalPlatform:
         own = dict(os.environ if environment is None else environment)
         simulation = simulation or Simulation()
         inventory = GpuInventory(own, simulation.gpus)
-        self._placement = Placement(state_dir.replicas_dir, inventory)
+        self._placement = Placement(state_dir, inventory)
         self._lifecycle = Lifecycle(
             state_dir, self._settings, self._engine, self._placement, own, simulation
         )

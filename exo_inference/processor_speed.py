@@ -1,0 +1,126 @@
+"""How fast this machine's processor is for exo-engine: measured by the engine when asked, kept in the state directory.
+
+Without a measurement plans assume a machine. One of another processor, or of other cores, counts as none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from exo_inference.errors import ExoError
+from exo_inference.host_memory import ROOT
+from exo_inference.host_processor import has_bfloat16, processor_name
+from exo_inference.planner.gpu_catalog import Gpu, cpu_as_gpu
+from exo_inference.state_dir import StateDir, read_json, write_atomically
+
+BUSY_SHARE = 0.25
+"""Of one core that others may use while the machine is measured; what is measured beside more is not its speed."""
+_MEASURE_SECONDS = 120.0
+_MOST = 1e18
+"""Bytes or operations per second: no machine has more, so the file is not ours."""
+_KINDS = ("plain", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSpeed:
+    """What exo-engine measured.
+
+    Attributes:
+        processor: its model, and how many of its cores could be used.
+        threads: that computed.
+        kernels: the instructions that computed.
+        read_bytes: bytes of weights per second.
+        operations: of products with many rows, per second, by the weights' format.
+        others: share of a core that other processes used meanwhile.
+    """
+
+    processor: str
+    threads: int
+    kernels: str
+    read_bytes: float
+    operations: Mapping[str, float]
+    others: float
+
+
+def measure_speed() -> ProcessorSpeed:
+    """Have the engine measure this machine; some three seconds with all cores.
+
+    Raises:
+        ExoError: the engine is not installed, or failed.
+    """
+    if find_spec("exo_engine") is None:
+        raise ExoError(
+            "cannot measure this machine: exo-engine is not installed",
+            hint="Run `pip install 'exo-inference[engine]'`.",
+        )
+    command = [sys.executable, "-m", "exo_engine.machine"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_MEASURE_SECONDS, check=True
+        )
+        return _checked({"processor": _this_processor(), **json.loads(answer.stdout)})
+    except subprocess.CalledProcessError as exc:
+        told = (exc.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ExoError(f"cannot measure this machine: the engine failed: {told}") from None
+    except (subprocess.TimeoutExpired, OSError, ValueError, TypeError) as exc:
+        raise ExoError(f"cannot measure this machine: {exc}") from None
+
+
+def write_speed(state: StateDir, speed: ProcessorSpeed) -> None:
+    """Keep a measurement for later plans."""
+    state.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(state.processor_file, json.dumps(asdict(speed)))
+
+
+def read_speed(state: StateDir) -> ProcessorSpeed | None:
+    """Return the measurement of this machine; None: there is none, or it is of another one, or damaged."""
+    try:
+        found = _checked(read_json(state.processor_file))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.processor == _this_processor() else None
+
+
+def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
+    """Return this machine's processor for plans, as it was measured where it was.
+
+    Args:
+        total_bytes: memory that can be used.
+        state: where a measurement is kept.
+    """
+    speed = read_speed(state)
+    if speed is None:
+        return cpu_as_gpu(total_bytes, has_bfloat16=has_bfloat16())
+    return cpu_as_gpu(
+        total_bytes,
+        has_bfloat16=has_bfloat16(),
+        bandwidth=speed.read_bytes,
+        operations=speed.operations,
+    )
+
+
+def _checked(value: Any) -> ProcessorSpeed:
+    """Return what a file or the engine said.
+
+    Raises:
+        ValueError, TypeError: it is not of the form, or no machine has such figures.
+    """
+    found = ProcessorSpeed(**value)
+    if set(found.operations) != set(_KINDS):
+        raise ValueError(f"operations are not of {', '.join(_KINDS)}")
+    rates: list[Any] = [found.read_bytes, *found.operations.values()]
+    if not all(isinstance(rate, (int, float)) and 0 < rate < _MOST for rate in rates):
+        raise ValueError("figures that no machine has")
+    return found
+
+
+def _this_processor(root: Path = ROOT) -> str:
+    return f"{processor_name(root)}, {len(os.sched_getaffinity(0))} cores"

@@ -1,0 +1,231 @@
+"""Sets the constants of the planner's speeds on a processor on one model's figures, and grades it on the others.
+
+    python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json [--check] [--write PAGE.md]
+
+The figures are exo-engine's, without HTTP, of runs in which the engine measured the machine, too. The smallest
+model sets the constants; larger ones are graded. Each constant in turn is moved while that brings the estimates
+nearer to what was measured: the same figures always give the same constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.page import TITLES
+from benchmarks.cpu.report import Report
+from benchmarks.cpu.run import OFFLINE
+from benchmarks.cpu.shapes import PROMPT_TOKENS
+from exo_inference.planner import cpu_as_gpu, plan, read_architecture
+from exo_inference.planner.speed.estimate import SpeedInputs
+from exo_inference.planner.speed.processor import (
+    ProcessorConstants,
+    products_of,
+    prompt_parts,
+    step_parts,
+)
+from exo_inference.preflight import read_settings
+
+TARGET = (
+    Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "processor-speeds.json"
+)
+SETS_CONSTANTS = "s"
+"""The model whose figures they are set on; the others are graded."""
+WANTED = 0.2
+"""How far an estimate may be off."""
+START = ProcessorConstants(
+    cache_share=0.5,
+    few_rows_share=0.6,
+    prompt_share=0.8,
+    layer=5e-6,
+    step=5e-4,
+    sequence=2e-5,
+    prompt=1e-3,
+    band=1.0,
+)
+_SET = ("cache_share", "few_rows_share", "prompt_share", "layer", "step", "sequence", "prompt")
+_FACTORS = (1.6, 1.25, 1.1, 1.04, 1.015)
+_REACH = 4.0
+"""A constant stays within so many times of where it began: twelve figures do not tell seven apart."""
+_MEMORY_BYTES = 64 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One measured speed, and what the planner is told of it.
+
+    Attributes:
+        case: `prefill 512`, `decode 8`.
+        rate: tokens per second, the median.
+    """
+
+    model: str
+    contestant: str
+    case: str
+    rate: float
+    inputs: SpeedInputs
+
+    def predict(self, constants: ProcessorConstants) -> float:
+        """Return the planner's tokens per second."""
+        kind, _, size = self.case.partition(" ")
+        rate = products_of(self.inputs)[1]
+        if kind == "prefill":
+            parts = prompt_parts(self.inputs, constants, int(size), rate)
+        else:
+            context = PROMPT_TOKENS + 64  # in the middle of 128 more tokens
+            parts = step_parts(self.inputs, constants, int(size), context, rate)
+        return int(size) / sum(parts.values())
+
+    def off(self, constants: ProcessorConstants) -> float:
+        """Return the logarithm of estimate over measurement."""
+        return math.log(self.predict(constants) / self.rate)
+
+
+def read_speeds(reports: Sequence[Report]) -> list[Speed]:
+    """Return the speeds of exo-engine in runs that know what the engine reaches on the machine."""
+    found = []
+    for report in reports:
+        for model, config in report.shapes.items():
+            for name in report.names:
+                inputs = _inputs(report, model, name, config) if name.startswith("exo-") else None
+                if inputs is None:
+                    continue
+                for case in OFFLINE:
+                    rate = report.median(model, name, case, "tokens_per_second")
+                    if rate is not None:
+                        found.append(Speed(model, name, case, rate, inputs))
+    return found
+
+
+def _inputs(report: Report, model: str, name: str, config: dict[str, Any]) -> SpeedInputs | None:
+    rates = {
+        kind: report.median(model, "machine", "limits", f"engine_{kind}")
+        for kind in ("read_bytes", "plain", "int8", "int4")
+    }
+    known = {kind: rate for kind, rate in rates.items() if rate is not None}
+    if len(known) < len(rates):
+        return None
+    form = name.removeprefix("exo-engine-")
+    flags = ["--max-model-len=1024", *([] if form == "bf16" else [f"--quantization={form}"])]
+    gpu = cpu_as_gpu(
+        _MEMORY_BYTES,
+        has_bfloat16=True,
+        bandwidth=known.pop("read_bytes"),
+        operations=known,
+    )
+    settings = read_settings(tuple(flags), "exo")
+    sized = plan(read_architecture(config, name=model), gpu, 1, settings)
+    return sized.basis.speed if sized.basis is not None else None
+
+
+def derive(speeds: Sequence[Speed]) -> ProcessorConstants:
+    """Return the constants set on these speeds."""
+
+    def distance(constants: ProcessorConstants) -> float:
+        return statistics.fmean(each.off(constants) ** 2 for each in speeds)
+
+    best, least = START, distance(START)
+    for factor in _FACTORS:
+        for _ in range(20):
+            before = least
+            for name in _SET:
+                for move in (factor, 1 / factor):
+                    tried = _moved(best, name, move)
+                    if (found := distance(tried)) < least - 1e-12:
+                        best, least = tried, found
+            if before - least < 1e-9:
+                break
+    rounded: dict[str, Any] = {name: float(f"{getattr(best, name):.3g}") for name in _SET}
+    best = replace(best, **rounded)
+    far = sorted(abs(each.off(best)) for each in speeds)[math.ceil(0.9 * len(speeds)) - 1]
+    return replace(best, band=round(max(1 + WANTED, math.exp(far)), 2))
+
+
+def _moved(constants: ProcessorConstants, name: str, factor: float) -> ProcessorConstants:
+    start = getattr(START, name)
+    value = min(start * _REACH, max(start / _REACH, getattr(constants, name) * factor))
+    changed: dict[str, Any] = {name: value}
+    return replace(constants, **changed)
+
+
+def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
+    """Return the page: each model's estimates over what was measured."""
+    lines = [
+        "# The planner's speeds on a processor",
+        "",
+        "exo-engine's speeds as they were [measured](cpu.md), and as the planner estimates them from the engine's own",
+        "measurement of the same machine in the same run (`exo ai deployment plan --gpu-type cpu --measure`). Constants",
+        f"are set on {TITLES[SETS_CONSTANTS].partition(',')[0]} alone; the other models are graded.",
+        "",
+        "    make planner-calibrate",
+        "",
+    ]
+    for model in dict.fromkeys(each.model for each in speeds):
+        of_model = [each for each in speeds if each.model == model]
+        ratios = [each.predict(constants) / each.rate for each in of_model]
+        near = sum(1 / (1 + WANTED) <= ratio <= 1 + WANTED for ratio in ratios)
+        part = "sets constants" if model == SETS_CONSTANTS else "graded"
+        lines += [
+            f"## {TITLES[model]}: {part}",
+            "",
+            f"{near} of {len(ratios)} within {WANTED:.0%}.",
+            "",
+            "| tokens/s: estimated / measured (ratio) | " + " | ".join(OFFLINE) + " |",
+            "| --- | " + " | ".join("---:" for _ in OFFLINE) + " |",
+        ]
+        for name in dict.fromkeys(each.contestant for each in of_model):
+            cells = {
+                each.case: f"{each.predict(constants):,.0f} / {each.rate:,.0f} "
+                f"({each.predict(constants) / each.rate:.2f})"
+                for each in of_model
+                if each.contestant == name
+            }
+            lines.append(
+                f"| {name} | " + " | ".join(cells.get(case, "–") for case in OFFLINE) + " |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the constants and the page, or with --check compare the constants with the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.calibrate_processor",
+        description="Set the constants of the planner's speeds on a processor on one model's figures.",
+    )
+    parser.add_argument("--figures", type=Path, required=True, help="docs/benchmarks/cpu.json")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; 1 where it would differ"
+    )
+    parser.add_argument("--write", type=Path, help="page to replace")
+    options = parser.parse_args(arguments)
+    reports = [Report(**each) for each in json.loads(options.figures.read_text(encoding="utf-8"))]
+    speeds = read_speeds(reports)
+    setting = [each for each in speeds if each.model == SETS_CONSTANTS]
+    if not setting:
+        parser.error(f"{options.figures} has no speeds of {SETS_CONSTANTS!r} to set constants on")
+    constants = derive(setting)
+    text = json.dumps(asdict(constants), indent=0) + "\n"
+    if options.check:
+        if text == TARGET.read_text(encoding="utf-8"):
+            return 0
+        print(
+            f"{TARGET} is not what {options.figures} gives: run `make planner-calibrate`",
+            file=sys.stderr,
+        )
+        return 1
+    TARGET.write_text(text, encoding="utf-8")
+    if options.write is not None:
+        options.write.write_text(render(speeds, constants), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""How fast exo-engine would be on a processor, by what the machine gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cpu.page import as_json
+from benchmarks.cpu.report import Report
+from exo_inference.planner import Gpu, Plan, cpu_as_gpu, explain, plan, read_architecture
+from exo_inference.planner.speed.processor import (
+    load_processor_constants,
+    products_of,
+    prompt_parts,
+    step_parts,
+)
+from scripts.calibrate_processor import TARGET, derive, main, read_speeds
+from tests.planner.flags import settings_of
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+    "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "max_position_embeddings": 2048, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+GIB = 2**30
+RATES = {"plain": 800e9, "int8": 1600e9, "int4": 1200e9}
+
+
+def measured(read_bytes: float = 30e9, scale: float = 1.0) -> Gpu:
+    rates = {kind: scale * rate for kind, rate in RATES.items()}
+    return cpu_as_gpu(16 * GIB, has_bfloat16=True, bandwidth=read_bytes, operations=rates)
+
+
+def planned(gpu: Gpu, *flags: str) -> Plan:
+    model = read_architecture(CONFIG, name="small")
+    return plan(model, gpu, 1, settings_of(list(flags), engine="exo"))
+
+
+def one_request(gpu: Gpu, *flags: str) -> float:
+    speed = planned(gpu, *flags).speed
+    assert speed is not None
+    return speed.batches[0].inter_token_seconds
+
+
+def test_a_token_takes_at_least_the_reading_of_all_weights() -> None:
+    found = planned(measured())
+    assert found.speed is not None
+    least = found.weights_bytes_per_gpu / 30e9
+    assert least < found.speed.batches[0].inter_token_seconds < 2 * least
+
+
+def test_a_machine_that_reads_faster_is_faster_where_reading_binds_it() -> None:
+    slow, fast = one_request(measured(20e9)), one_request(measured(60e9))
+    assert 2 < slow / fast < 3
+
+
+def test_prompts_follow_the_products() -> None:
+    slow, fast = planned(measured(scale=1.0)).speed, planned(measured(scale=4.0)).speed
+    assert slow is not None
+    assert fast is not None
+    assert slow.prompts[-1].bound_by == "compute"
+    assert 2 < slow.prompts[-1].ttft_seconds / fast.prompts[-1].ttft_seconds < 4
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "int4_per_group_128"])
+def test_smaller_weights_are_multiplied_at_their_own_rate_and_read_sooner(form: str) -> None:
+    found = planned(measured(), f"--quantization={form}")
+    assert found.basis is not None
+    kind, rate = products_of(found.basis.speed)
+    assert (kind, rate) == (form[:4], pytest.approx(RATES[form[:4]]))
+    assert one_request(measured(), f"--quantization={form}") < one_request(measured())
+
+
+def test_an_unmeasured_machine_is_assumed_and_says_so_with_wide_bands() -> None:
+    assumed, known = (
+        planned(cpu_as_gpu(16 * GIB, has_bfloat16=True)).speed,
+        planned(measured()).speed,
+    )
+    assert assumed is not None
+    assert known is not None
+    assert "an assumed machine of 40 GB/s and 0.5 TFLOP/s" in assumed.source
+    assert "measured on this machine" in known.source
+
+    def width(speed: object) -> float:
+        batch = speed.batches[0]  # type: ignore[attr-defined]
+        return float(batch.inter_token_seconds_high / batch.inter_token_seconds_low)
+
+    assert width(assumed) == pytest.approx(2.5**2)
+    assert width(known) == pytest.approx(load_processor_constants().band ** 2)
+
+
+def test_the_arithmetic_adds_up_to_what_is_told() -> None:
+    found = planned(measured())
+    assert found.speed is not None
+    assert found.basis is not None
+    constants, inputs = load_processor_constants(), found.basis.speed
+    rate = products_of(inputs)[1]
+    for batch in found.speed.batches:
+        parts = step_parts(inputs, constants, batch.batch, batch.context, rate)
+        assert batch.inter_token_seconds == pytest.approx(sum(parts.values()))
+        assert batch.bound_by in parts
+        assert batch.tokens_per_second == pytest.approx(batch.batch / sum(parts.values()))
+    for prompt in found.speed.prompts:
+        parts = prompt_parts(inputs, constants, prompt.num_tokens, rate)
+        assert prompt.ttft_seconds == pytest.approx(sum(parts.values()))
+    steps = {step.title: step for step in explain(found)}
+    assert "30.0 GB/s of weights" in steps["What the processor gives"].formula
+    assert "weights read + " in steps["Between tokens, 1 request of 2,048 tokens"].formula
+
+
+def test_constants_are_those_that_the_kept_figures_give() -> None:
+    figures = Path(__file__).parents[2] / "docs" / "benchmarks" / "cpu.json"
+    assert main(["--figures", str(figures), "--check"]) == 0
+
+
+def report_of(model: str, rates: dict[str, float]) -> Report:
+    report = Report(command="x", rounds=3, is_quick=False, output_tokens=128)
+    report.shapes[model] = CONFIG
+    report.flags["exo-engine-int8"] = ["serve"]
+    limits = {f"engine_{kind}": rate for kind, rate in {"read_bytes": 30e9, **RATES}.items()}
+    report.add(model, "machine", "limits", 0, limits, 0.0)
+    for case, rate in rates.items():
+        report.add(model, "exo-engine-int8", case, 0, {"tokens_per_second": rate}, 0.0)
+    return report
+
+
+def test_figures_set_the_constants_by_which_they_would_be_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = load_processor_constants()
+    shown = read_speeds(
+        [report_of("s", dict.fromkeys(("decode 1", "decode 8", "prefill 512"), 1.0))]
+    )
+    rates = {each.case: each.predict(truth) for each in shown}
+    speeds = read_speeds([report_of("s", rates), report_of("m", {"decode 1": 1.0})])
+    assert [each.model for each in speeds].count("s") == 3
+    found = derive([each for each in speeds if each.model == "s"])
+    assert all(abs(each.off(found)) < 0.02 for each in speeds if each.model == "s")
+
+    figures, page, target = (tmp_path / name for name in ("cpu.json", "page.md", "constants.json"))
+    figures.write_text(as_json([report_of("s", rates), report_of("m", {"decode 1": 1.0})]))
+    monkeypatch.setattr("scripts.calibrate_processor.TARGET", target)
+    assert main(["--figures", str(figures), "--write", str(page)]) == 0
+    assert json.loads(target.read_text()).keys() == json.loads(TARGET.read_text()).keys()
+    text = page.read_text()
+    assert text.index(": sets constants\n\n3 of 3 within 20%") < text.index(
+        ": graded\n\n0 of 1 within 20%"
+    )
+    target.write_text("{}")
+    assert main(["--figures", str(figures), "--check"]) == 1
+
+
+def test_runs_in_which_the_engine_did_not_measure_the_machine_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of("s", {"decode 1": 100.0})
+    del report.measurements[0]["figures"]["engine_plain"]
+    assert read_speeds([report]) == []
+    figures = tmp_path / "cpu.json"
+    figures.write_text(as_json([report]))
+    with pytest.raises(SystemExit):
+        main(["--figures", str(figures), "--check"])
+    assert "has no speeds of 's' to set constants on" in capsys.readouterr().err

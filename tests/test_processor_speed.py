@@ -1,0 +1,137 @@
+"""What is kept of a measurement of this machine's processor, and what is not believed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_inference import processor_speed
+from exo_inference.errors import ExoError
+from exo_inference.host_processor import processor_name
+from exo_inference.processor_speed import machine_cpu, measure_speed, read_speed, write_speed
+from exo_inference.state_dir import StateDir
+
+MEASURED: dict[str, Any] = {
+    "threads": 2,
+    "kernels": "avx512",
+    "read_bytes": 30e9,
+    "operations": {"plain": 1e12, "int8": 2e12, "int4": 1.5e12},
+    "others": 0.01,
+}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A stand-in for the engine's measurement, which takes seconds of all cores: what it prints, and its exit code."""
+    answer: dict[str, Any] = {"stdout": json.dumps(MEASURED), "stderr": "", "code": 0}
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1:] == ["-m", "exo_engine.machine"]
+        if answer["code"]:
+            raise subprocess.CalledProcessError(
+                answer["code"], command, answer["stdout"], answer["stderr"]
+            )
+        return subprocess.CompletedProcess(command, 0, answer["stdout"], "")
+
+    monkeypatch.setattr(processor_speed.subprocess, "run", run)
+    return answer
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path / "never-started")
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_measurement_is_kept_for_later_plans(state: StateDir) -> None:
+    assert not machine_cpu(2**30, state).is_measured
+    write_speed(state, measure_speed())
+    gpu = machine_cpu(2**30, state)
+    assert gpu.is_measured
+    assert gpu.bandwidth == 30e9
+    assert gpu.tflops["int4"] == pytest.approx(1.5)
+    assert state.processor_file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.usefixtures("engine")
+def test_one_of_another_machine_counts_as_none(state: StateDir) -> None:
+    write_speed(state, measure_speed())
+    kept = json.loads(state.processor_file.read_text())
+    for processor in ("another one, 2 cores", kept["processor"].replace(" cores", "0 cores")):
+        state.processor_file.write_text(json.dumps({**kept, "processor": processor}))
+        assert read_speed(state) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"read_bytes": 0},
+        {"read_bytes": -1.0},
+        {"read_bytes": 1e30},
+        {"read_bytes": float("nan")},
+        {"read_bytes": "30e9"},
+        {"operations": {}},
+        {"operations": {**MEASURED["operations"], "int8": float("inf")}},
+        {"operations": {**MEASURED["operations"], "fp64": 1.0}},
+        {"operations": [1, 2, 3]},
+        {"operations": None},
+        {"more": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("engine")
+def test_what_no_machine_has_is_not_believed(change: dict[str, Any], state: StateDir) -> None:
+    write_speed(state, measure_speed())
+    kept = json.loads(state.processor_file.read_text())
+    assert read_speed(state) is not None
+    state.processor_file.write_text(json.dumps({**kept, **change}))
+    assert read_speed(state) is None
+    assert not machine_cpu(2**30, state).is_measured
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '"x"', "{", "\x00"])
+def test_a_damaged_file_counts_as_none(text: str, state: StateDir) -> None:
+    state.root.mkdir()
+    state.processor_file.write_text(text)
+    assert read_speed(state) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            {"code": 1, "stderr": "Traceback\nOSError: no torch"},
+            "the engine failed: OSError: no torch",
+        ),
+        ({"code": -9}, "it printed nothing"),
+        ({"stdout": "no JSON"}, "cannot measure this machine"),
+        ({"stdout": json.dumps({**MEASURED, "read_bytes": 0})}, "figures that no machine has"),
+    ],
+    ids=["fails", "is killed", "prints no JSON", "measures nothing"],
+)
+def test_an_engine_that_cannot_measure_is_an_error(
+    answer: dict[str, Any], told: str, engine: dict[str, Any]
+) -> None:
+    engine |= answer
+    with pytest.raises(ExoError, match=told):
+        measure_speed()
+
+
+def test_without_the_engine_its_installation_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_speed, "find_spec", lambda name: None)
+    with pytest.raises(ExoError) as refused:
+        measure_speed()
+    assert "pip install" in str(refused.value.hint)
+
+
+def test_a_processor_has_the_name_that_the_kernel_gives_it(tmp_path: Path) -> None:
+    assert processor_name(tmp_path) == ""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: A: B\nmodel name : C\n"
+    )
+    assert processor_name(tmp_path) == "A: B"
