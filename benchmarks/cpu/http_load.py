@@ -107,7 +107,8 @@ class Client:
 
         async def within() -> Any:
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
-            connector = aiohttp.TCPConnector(limit=0)
+            # llama-server ends connections after an answer without saying so first.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
                 return await measure(session)
 

@@ -120,9 +120,14 @@ def prompt_command(model: Path, tokens: int, threads: int) -> list[str]:
 def decode_command(model: Path, batch: int, prompt: int, output: int, threads: int) -> list[str]:
     """Return what times the decoding of a batch."""
     words = [str(program("llama-batched-bench")), "-m", str(model), "-npl", str(batch)]
-    words += ["-npp", str(prompt), "-ntg", str(output), "-c", str(batch * (prompt + output))]
+    words += ["-npp", str(prompt), "-ntg", str(output), "-c", str(batch * _whole(prompt + output))]
     words += ["-b", "2048", "-ub", "512", "-t", str(threads), "-tb", str(threads)]
     return [*words, "--output-format", "jsonl"]
+
+
+def _whole(tokens: int) -> int:
+    """Return the tokens of a sequence's cache: llama.cpp gives it whole pieces of 256, and rounds down."""
+    return -(-tokens // 256) * 256
 
 
 def server_command(model: Path, port: int, threads: int, num_seqs: int, tokens: int) -> list[str]:
