@@ -20,6 +20,8 @@ import aiohttp
 FIRST_TOKEN = 256
 """The tokens before it are bytes, and not all of them are text."""
 CONCURRENCY = 16
+MANY, MANY_AT_ONCE = 1000, 64
+_MANY_PROMPT, _MANY_OUTPUT, _MANY_WARM = 96, 16, 250
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_ANSWER = 32, 510, 280
 _TURN_TOKENS, _NEW_TOKENS, _TURN_OUTPUT = 1024, 64, 16
 _LONG_PROMPT, _BESIDE, _BESIDE_PROMPT = 2000, 8, 64
@@ -140,6 +142,36 @@ class Client:
             "tokens_in": num_in,
             "tokens_out": num_out,
         }
+
+    async def many(
+        self, session: aiohttp.ClientSession, held_mb: Callable[[], float], count: int = MANY
+    ) -> dict[str, float]:
+        """Put many short requests, 64 at a time, every one of which has to be answered.
+
+        Args:
+            session: without a limit on connections.
+            held_mb: the memory that the server holds.
+            count: how many requests.
+
+        Returns:
+            Tokens per second, and by how much more memory is held at the end than after a quarter of them, in MB.
+        """
+        left, done, warm_mb = count, 0, 0.0
+
+        async def take() -> None:
+            nonlocal left, done, warm_mb
+            while left:
+                left -= 1
+                await self._ask(session, self._prompt(_MANY_PROMPT), _MANY_OUTPUT)
+                done += 1
+                if done == count * _MANY_WARM // MANY:
+                    warm_mb = await asyncio.to_thread(held_mb)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(take() for _ in range(MANY_AT_ONCE)))
+        seconds = time.perf_counter() - begun
+        grown = await asyncio.to_thread(held_mb) - warm_mb
+        return {"tokens_per_second": count * _MANY_OUTPUT / seconds, "grown_mb": grown}
 
     async def second_turn(self, session: aiohttp.ClientSession) -> dict[str, float]:
         """Return the times to the first token of a prompt, and of the same with more behind it, in ms."""

@@ -35,6 +35,8 @@ SERVED = (
     ("long prompt", "itl_p50_ms", "beside 2,000 tokens p50"),
     ("long prompt", "itl_p99_ms", "p99"),
     ("long prompt", "ttft_ms", "their first token, ms"),
+    ("many", "tokens_per_second", "1,000 requests, 64 at a time, tokens/s"),
+    ("many", "grown_mb", "memory more after all than after 250, MB"),
     ("start", "ready_seconds", "ready, s"),
     ("memory", "peak_mb", "peak memory, MB"),
 )

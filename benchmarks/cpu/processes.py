@@ -82,6 +82,15 @@ def peak_mb(pid: int, root: Path = Path("/proc")) -> float:
     return total * 1.024e-3
 
 
+def held_mb(pid: int, root: Path = Path("/proc")) -> float:
+    """Return the memory in MB that a process and all that it started hold now, pages of several once."""
+    total = 0
+    for each in _family(pid, root):
+        with suppress(OSError):
+            total += _table(root / str(each) / "smaps_rollup").get("Pss", 0)
+    return total * 1.024e-3
+
+
 def _family(pid: int, root: Path) -> list[int]:
     try:
         children = (root / f"{pid}/task/{pid}/children").read_text(encoding="ascii").split()

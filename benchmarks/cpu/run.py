@@ -19,14 +19,14 @@ import aiohttp
 
 from benchmarks.cpu.contestants import Contestant, InPython
 from benchmarks.cpu.http_load import BadAnswer, Client
-from benchmarks.cpu.processes import Ended, peak_mb, started
+from benchmarks.cpu.processes import Ended, held_mb, peak_mb, started
 from benchmarks.cpu.quiet import Watch
 from benchmarks.cpu.report import Figures, Report
 from benchmarks.cpu.shapes import PROMPT_TOKENS
 from scripts.free_ports import free_port
 
 OFFLINE = ("prefill 512", "decode 1", "decode 8", "decode 32")
-HTTP = ("load", "second turn", "long prompt")
+HTTP = ("load", "second turn", "long prompt", "many")
 """Each with a server of its own round, whose start and memory are measured, too."""
 _START_SECONDS = 600.0
 _FAILURES = (
@@ -141,6 +141,7 @@ class Bench:
                 "load": lambda session: client.load(session, self._plan.num_requests),
                 "second turn": client.second_turn,
                 "long prompt": client.beside_a_long_prompt,
+                "many": lambda session: client.many(session, lambda: held_mb(held[0])),
             }
             for case in self._plan.cases:
                 if case in cases:

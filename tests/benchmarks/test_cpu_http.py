@@ -83,6 +83,17 @@ async def test_a_load_reckons_with_all_requests() -> None:
     assert set(turn) == {"first_ttft_ms", "second_ttft_ms"}
 
 
+async def test_many_requests_are_all_answered_and_memory_is_asked_twice() -> None:
+    held = iter([100.0, 103.5])
+    async with answering() as (client, session):
+        found = await client.many(session, lambda: next(held), 40)
+    assert found["grown_mb"] == 3.5
+    assert found["tokens_per_second"] > 0
+    async with answering(too_few=1) as (client, session):
+        with pytest.raises(BadAnswer):
+            await client.many(session, lambda: 0.0, 40)
+
+
 async def test_too_few_tokens_are_no_speed() -> None:
     async with answering(too_few=1) as (client, session):
         with pytest.raises(BadAnswer, match="came instead of"):
