@@ -11,12 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from exo_inference.errors import ExoError
-from exo_inference.host_memory import ROOT
 from exo_inference.host_processor import has_bfloat16, processor_name
 from exo_inference.planner.gpu_catalog import Gpu, cpu_as_gpu
 from exo_inference.state_dir import StateDir, read_json, write_atomically
@@ -122,5 +121,10 @@ def _checked(value: Any) -> ProcessorSpeed:
     return found
 
 
-def _this_processor(root: Path = ROOT) -> str:
-    return f"{processor_name(root)}, {len(os.sched_getaffinity(0))} cores"
+def _this_processor() -> str:
+    return f"{_name()}, {len(os.sched_getaffinity(0))} cores"
+
+
+@cache
+def _name() -> str:
+    return processor_name()  # /proc/cpuinfo is long on a large machine
