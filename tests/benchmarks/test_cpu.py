@@ -181,6 +181,13 @@ def test_a_run_replaces_what_it_measured_and_leaves_others_with_their_date(own_p
     assert both.index("2026-01-01") < both.index("1,111") < both.index("2026-02-02")
     assert both.index("a machine of old") < both.index("another machine") < both.index("| 222 |")
 
+    many = report_of()
+    many.add("s", "exo-engine-bf16", "many", 0, {"tokens_per_second": 44.0, "grown_mb": 1.5}, 0.0)
+    many.add("s", "exo-engine-bf16", "start", 0, {"ready_seconds": 9.0}, 0.0)
+    page.write(many)
+    assert "| 222 |" in own_page.read_text()
+    assert "| 44 |" in own_page.read_text()
+
     again = report_of(("exo-engine-bf16", "decode 1", [3333.0]))
     page.write(again)
     text = own_page.read_text()
@@ -189,7 +196,7 @@ def test_a_run_replaces_what_it_measured_and_leaves_others_with_their_date(own_p
     assert "1,111" not in text
     assert "2026-01-01" not in text
     kept = json.loads(own_page.with_suffix(".json").read_text())
-    assert [each["made"] for each in kept] == [again.made, "2026-02-02"]
+    assert [each["made"] for each in kept] == [again.made, "2026-02-02", many.made]
 
 
 def test_the_page_of_the_docs_has_room_for_the_figures() -> None:
