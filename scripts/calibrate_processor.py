@@ -24,7 +24,7 @@ from benchmarks.cpu.report import Report
 from benchmarks.cpu.run import OFFLINE
 from benchmarks.cpu.shapes import PROMPT_TOKENS
 from exo_inference.planner import cpu_as_gpu, plan, read_architecture
-from exo_inference.planner.speed.estimate import SpeedInputs
+from exo_inference.planner.speed.inputs import SpeedInputs
 from exo_inference.planner.speed.processor import (
     ProcessorConstants,
     products_of,

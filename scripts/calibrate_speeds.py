@@ -27,8 +27,9 @@ from scripts.speed_page import render
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "speeds.json"
 
 _SET = (
-    "memory_share", "compute_share", "compute_loss", "amd_share", "layer", "experts", "early_experts", "switch", "bus", "bus_share", "step",
-    "sequence", "prompt", "old_step", "old_sequence", "old_prompt", "prompt_layer",
+    "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_experts", "latent", "switch", "bus", "bus_share", "step",
+    "sequence", "prompt", "waiting", "old_step", "old_sequence", "old_prompt", "prompt_layer",
+    "old_prompt_layer",
 )  # fmt: skip
 _MOST_SHARE = 0.92
 """Of the memory bandwidth: what copies of large arrays reach."""

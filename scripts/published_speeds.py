@@ -21,12 +21,11 @@ from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
 from exo_inference.planner.speed.estimate import (
-    SpeedInputs,
-    arithmetic,
     prompt_seconds,
     prompt_times,
     token_seconds,
 )
+from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 
 QUANTITIES: Mapping[str, str] = {
     "ttft_ms": "first token",

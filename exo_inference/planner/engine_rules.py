@@ -29,6 +29,8 @@ class EngineRules:
         oldest: the first version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
         routes_slowly: layers of experts have a larger floor than in later releases (before 0.12).
+        schedules_ahead: the host schedules a step while the GPU computes the one before (vLLM since 0.14,
+            config/vllm.py `async_scheduling`).
         default_utilization: of `--gpu-memory-utilization`.
         batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
         cpu_batch: the same on a CPU, where that is another matter than its memory.
@@ -86,6 +88,7 @@ class EngineRules:
     small_batch_gpus: tuple[str, ...] = ()
     is_legacy: bool = False
     routes_slowly: bool = False
+    schedules_ahead: bool = True
     subtracts_graphs: bool = False
     groups_hybrids: bool = False
     group_tolerance: float = 1.0
@@ -173,6 +176,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         oldest=(0, 6, 6),
         is_legacy=is_legacy,
         routes_slowly=version < (0, 12, 0),
+        schedules_ahead=version >= (0, 14, 0),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         batches=_vllm_batches(version, is_legacy),
         small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),

@@ -14,11 +14,10 @@ from exo_inference.planner.speed.estimate import (
     BatchSpeed,
     PromptSpeed,
     Speed,
-    SpeedInputs,
-    arithmetic,
     batch_times,
     prompt_times,
 )
+from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.processor import (
     load_processor_constants,
     products_of,

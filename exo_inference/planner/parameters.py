@@ -45,6 +45,7 @@ class EngineParameters:
         others: flags that have no bearing on the plan, as given.
         records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
             flags that say so are in `others`.
+        schedules_ahead: what `--async-scheduling` says, which is in `others`; None where it is not there.
         has_flashinfer_sampler: the start says "Using FlashInfer for top-p & top-k sampling" (no flag says so).
     """
 
@@ -80,6 +81,7 @@ class EngineParameters:
     runner: str | None = None
     others: tuple[str, ...] = ()
     records_full_graphs: bool = True
+    schedules_ahead: bool | None = None
     has_flashinfer_sampler: bool = False
 
     @classmethod
@@ -100,7 +102,13 @@ class EngineParameters:
                 raise WrongSetting(name, value, _KINDS[name])
         if settings.get("max_model_len") == -1:
             settings["max_model_len"] = AUTO_LENGTH
-        return cls(**settings, records_full_graphs=_records_full_graphs(values), **others)
+        ahead = values.get("async_scheduling")
+        return cls(
+            **settings,
+            records_full_graphs=_records_full_graphs(values),
+            schedules_ahead=ahead if isinstance(ahead, bool) else None,
+            **others,
+        )
 
     @property
     def rules(self) -> EngineRules:

@@ -18,7 +18,6 @@ from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
     Component,
     lora_component,
-    offloaded_bytes,
     stage_sizes,
     weights_component,
 )
@@ -33,7 +32,7 @@ from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.profile_run import ProfileBatch, activations_component
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
-from exo_inference.planner.speed.estimate import SpeedInputs
+from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
@@ -302,7 +301,7 @@ def _conclude(
     )
     if layout is not None:
         sized = _with_cache(sized, layout, room)
-    inputs = _speed_inputs(setting, sized)
+    inputs = speed_inputs(setting, sized)
     sized = replace(sized, basis=Basis(setting, limiting, inputs))
     return sized if is_refused else replace(sized, speed=speed_of(inputs))
 
@@ -319,28 +318,6 @@ def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
         kv_bytes_per_token=layout.bytes_per_token,
         kv_block_size=layout.block_size,
         num_kv_blocks=room.blocks,
-    )
-
-
-def _speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
-    return SpeedInputs(
-        model=setting.model,
-        gpu=setting.gpu,
-        ranks=setting.ranks,
-        gpu_count=setting.gpu_count,
-        weights_bytes=sized.weights_bytes_per_gpu,
-        kv_bytes_per_token=sized.kv_bytes_per_token,
-        capacity_tokens=sized.kv_capacity_tokens or sized.max_model_len * setting.max_num_seqs,
-        max_model_len=sized.max_model_len,
-        max_num_seqs=setting.max_num_seqs,
-        max_num_batched_tokens=setting.max_num_batched_tokens,
-        dtype=setting.dtype,
-        rules=setting.rules,
-        offloaded_bytes=offloaded_bytes(
-            setting.model, setting.ranks, setting.dtype_bytes, setting.padding, setting.offload
-        ),
-        is_eager=setting.is_eager,
-        drafting=setting.drafting,
     )
 
 

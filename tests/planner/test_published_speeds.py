@@ -12,7 +12,8 @@ import pytest
 from exo_inference.errors import UsageError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import load_speed_constants
-from exo_inference.planner.speed.estimate import arithmetic, batch_sizes, prompt_times
+from exo_inference.planner.speed.estimate import batch_sizes, prompt_times
+from exo_inference.planner.speed.inputs import arithmetic
 from scripts.calibrate_speeds import distance, halves
 from scripts.planner_halves import gpu_key, model_key
 from scripts.published_speeds import (
@@ -188,7 +189,9 @@ def test_a_short_prompt_is_replayed_from_cuda_graphs(
     found = plan(find_model("Qwen/Qwen2.5-0.5B-Instruct"), find_gpu("H100"), 1, parameters)
     assert found.basis is not None
     inputs = found.basis.speed
-    launched = len(inputs.model.layers) * load_speed_constants().prompt_layer
+    constants = load_speed_constants()
+    layer = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
+    launched = len(inputs.model.layers) * layer
     parts = prompt_times(inputs, 128, arithmetic(inputs)[1])
     longer = prompt_times(inputs, 1024, arithmetic(inputs)[1])
     assert (parts["kernel launches"] < launched / 2) is is_replayed

@@ -13,7 +13,8 @@ from importlib.resources import files
 
 from exo_inference.planner.gpu_catalog import Gpu
 
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.25
+"""Of the dense arithmetic, as an L4 has it (72 W, 403 operations per byte): the line is not followed below."""
 _AMD_COMPUTE = 0.64
 """Of an NVIDIA GPU's share: the largest products reach 51.4 % of the stated rate on an MI300X and 80.3 % on an H100
 (github.com/stas00/ml-engineering @744d01e1, compute/accelerator, Maximum Achievable Matmul FLOPS, 2026-08-22)."""
@@ -29,15 +30,20 @@ class SpeedConstants:
         compute_loss: of that share for each operation that the GPU can do per byte that it reads: arithmetic has
             grown faster than power and bandwidth.
         amd_share: of the share of the bandwidth, on AMD's GPUs.
+        grouped_width: columns of a rank's slice of an expert whose products reach half of what others reach: narrow
+            ones do not fill the GPU.
         layer: the small kernels of a layer's half (attention or states, feed-forward): norms, sums, short texts.
         experts: in a layer of experts, for each that a token is sent to: routing, sorting, small grouped products.
         early_experts: the same before 0.12, whose kernels for them were slower.
+        latent: what attention to latents (MLA) adds to a layer: products that compress, expand and absorb them.
         switch, bus: waiting for the other ranks in one all-reduce, over NVLink and over PCIe.
         step: scheduling, sampling and launching one step. sequence: the same for each request in it.
+        waiting: the same of one step more, before 0.14, whose GPU waits until the host has scheduled the next step.
         prompt: taking a request in and answering its first token.
         old_step, old_sequence, old_prompt: the same in vLLM's V0 engine, whose GPU waits for the host.
         bus_share: of the bandwidth of PCIe that ranks reach among each other.
-        prompt_layer: launching a layer of a prompt, which no CUDA graph replays.
+        prompt_layer: launching a layer of a prompt, which no CUDA graph replays. old_prompt_layer: the same in V0, which
+            does not compile models: Python launches each of their modules.
         low, high: nine in ten of the published times between tokens lie between these times the estimate.
         prompt_low, prompt_high: the same of first tokens.
         figures: on how many they were set.
@@ -47,19 +53,23 @@ class SpeedConstants:
     compute_share: float = 0.9
     compute_loss: float = 0.001
     amd_share: float = 0.75
+    grouped_width: float = 1000.0
     layer: float = 1.5e-5
     experts: float = 5e-6
     early_experts: float = 1e-5
+    latent: float = 5e-5
     switch: float = 1.5e-5
     bus: float = 3e-5
     bus_share: float = 0.5
     step: float = 5e-4
     sequence: float = 2e-5
+    waiting: float = 1e-3
     prompt: float = 5e-3
     old_step: float = 2e-3
     old_sequence: float = 1e-4
     old_prompt: float = 1e-2
-    prompt_layer: float = 4e-4
+    prompt_layer: float = 2e-4
+    old_prompt_layer: float = 4e-4
     low: float = 0.7
     high: float = 1.5
     prompt_low: float = 0.5

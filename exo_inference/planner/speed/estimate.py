@@ -9,15 +9,18 @@ the host must keep up with launching. Queueing and the network are not in the ti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from exo_inference.planner.draft_acceptance import Drafting
-from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.gpu_catalog import Gpu
-from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, Layer
-from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
+from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
+from exo_inference.planner.speed.operations import (
+    attention_flops,
+    half_rate,
+    product_seconds,
+    touched_share,
+    unchosen_share,
+)
 
 LAUNCH_SECONDS_PER_LAYER = 0.00055
 """Launching a layer's kernels one by one, where no CUDA graph replays them. Measured per step and layer in
@@ -68,48 +71,6 @@ class Speed:
     source: str = _SOURCE
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedInputs:
-    """What the estimate needs of a plan."""
-
-    model: Architecture
-    gpu: Gpu
-    ranks: Ranks
-    gpu_count: int
-    weights_bytes: int
-    kv_bytes_per_token: float
-    capacity_tokens: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    dtype: str
-    rules: EngineRules
-    offloaded_bytes: int = 0
-    """Weights of a rank that stay in the host's memory (`--cpu-offload-gb`)."""
-    is_eager: bool = False
-    """Kernels are launched one by one (`--enforce-eager`)."""
-    drafting: Drafting | None = None
-    """Speculative decoding."""
-    constants: SpeedConstants = field(default_factory=load_speed_constants)
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second that a rank reads of its memory."""
-        return self.gpu.bandwidth * self.constants.memory_reached(self.gpu)
-
-    def step(self, size: int) -> float:
-        """Seconds of a step that are the host's, which answers `size` requests."""
-        each = self.constants
-        if self.rules.is_legacy:
-            return each.old_step + size * each.old_sequence
-        return each.step + size * each.sequence
-
-    @property
-    def taking_in(self) -> float:
-        """Seconds of taking a request in and answering its first token."""
-        return self.constants.old_prompt if self.rules.is_legacy else self.constants.prompt
-
-
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     """Return the estimate, or None for a GPU without figures for arithmetic."""
     kind, flops = arithmetic(inputs)
@@ -131,35 +92,16 @@ def batch_sizes(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
 
 
-def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
-    """Return the number type that the matrices are multiplied in, and its operations per second."""
-    gpu, quantization = inputs.gpu, inputs.model.quantization
-    native = quantization.default.native if quantization is not None else None
-    rates = {"nvfp4": "fp4", "mxfp4": "fp4", "fp8": "fp8", "int8": "int8"}
-    if native is not None and gpu.supports(native):
-        rate = gpu.tflops.get(rates[native])
-        if rate:
-            return native, rate * 1e12
-    if gpu.vendor == "cpu" and inputs.dtype == "float32":
-        return "fp32", (gpu.tflops.get("bf16") or 0.0) * 1e12  # what is known of a CPU is its fp32
-    is_half = inputs.dtype in ("float16", "half")
-    has_bf16 = gpu.supports("bf16") or gpu.vendor == "cpu"
-    wanted = "fp16" if is_half or not has_bf16 else "bf16"
-    rate = gpu.tflops.get(wanted) or gpu.tflops.get("fp16") or 0.0
-    return wanted, rate * 1e12
-
-
 def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str, float]:
     """Return the seconds that a prompt computes, reads weights, launches and sends between GPUs."""
     model, ranks = inputs.model, inputs.ranks
-    compute = (2 * model.num_active_parameters * length + _attention_flops(model, length)) / (
-        ranks.tensor
-    )
+    compute = product_seconds(inputs, length, flops)
+    compute += attention_flops(inputs, length) / half_rate(inputs, flops)
     steps = _num_steps(inputs, length)
-    touched = _touched_share(model, min(length, inputs.max_num_batched_tokens))
+    touched = touched_share(model, min(length, inputs.max_num_batched_tokens))
     reads = inputs.weights_bytes * touched * ranks.pipeline * steps
     return {
-        "compute": compute / (flops * inputs.constants.compute_reached(inputs.gpu)),
+        "compute": compute / ranks.tensor / inputs.constants.compute_reached(inputs.gpu),
         "memory bandwidth": reads / inputs.bandwidth,
         "offloaded weights": steps * _host_seconds(inputs),
         "kernel launches": steps * max(_launch_seconds(inputs), _prompt_launches(inputs, length)),
@@ -179,11 +121,9 @@ def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
         and not inputs.is_eager
         and length <= min(_MOST_CAPTURED, 2 * inputs.max_num_seqs)
     )
-    return (
-        floor_seconds(inputs)
-        if is_replayed
-        else len(inputs.model.layers) * inputs.constants.prompt_layer
-    )
+    constants = inputs.constants
+    layer = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
+    return floor_seconds(inputs) if is_replayed else len(inputs.model.layers) * layer
 
 
 _MOST_CAPTURED = 512
@@ -201,8 +141,13 @@ def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
     return moved / (inputs.gpu.host_bandwidth * inputs.constants.memory_share)
 
 
-def _launch_seconds(inputs: SpeedInputs) -> float:
-    return len(inputs.model.layers) * LAUNCH_SECONDS_PER_LAYER if inputs.is_eager else 0.0
+def _launch_seconds(inputs: SpeedInputs, context: int = 0) -> float:
+    is_eager = inputs.is_eager or (inputs.rules.is_legacy and context > _OLD_CAPTURED)
+    return len(inputs.model.layers) * LAUNCH_SECONDS_PER_LAYER if is_eager else 0.0
+
+
+_OLD_CAPTURED = 8192
+"""Tokens of a request beyond which V0 decodes without CUDA graphs (`max_seq_len_to_capture`, 0.6.6 to 0.7.3)."""
 
 
 def _num_steps(inputs: SpeedInputs, length: int) -> int:
@@ -231,17 +176,17 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     model, ranks = inputs.model, inputs.ranks
     bandwidth = inputs.bandwidth
     tokens = size * (1 + inputs.drafting.num_tokens if inputs.drafting is not None else 1)
-    touched = _touched_share(model, tokens)
+    touched = touched_share(model, tokens)
     reads = inputs.weights_bytes * touched * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
-    rate = flops * inputs.constants.compute_reached(inputs.gpu)
-    compute = 2 * model.num_active_parameters * tokens / ranks.tensor / rate
+    reached = inputs.constants.compute_reached(inputs.gpu)
+    compute = product_seconds(inputs, tokens, flops) / ranks.tensor / reached
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
         "offloaded weights": _host_seconds(inputs, touched),
         "compute": compute,
-        "kernel launches": _launch_seconds(inputs),
+        "kernel launches": _launch_seconds(inputs, context),
         "small kernels": floor_seconds(inputs),
         "communication": _communication(inputs, tokens, 1),
         "drafting": draft_seconds(inputs, size, context, flops),
@@ -257,7 +202,8 @@ def floor_seconds(inputs: SpeedInputs) -> float:
     )
     for layer, count in inputs.model.layer_counts:
         routed = experts if layer.uses_moe else 0.0
-        total += count * (_num_halves(layer) * constants.layer + routed)
+        latent = constants.latent if layer.kv and layer.kv.kind is KvKind.LATENT else 0.0
+        total += count * (_num_halves(layer) * constants.layer + routed + latent)
     return total
 
 
@@ -277,7 +223,7 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
     if draft is None or not draft.num_parameters:
         return 0.0
     bandwidth = inputs.bandwidth
-    chosen = 1 - _unchosen_share(inputs.model, size)
+    chosen = 1 - unchosen_share(inputs.model, size)
     cached = size * context * draft.kv_bytes_per_token
     reads = (draft.read_bytes + draft.expert_bytes * chosen + cached) / bandwidth
     rate = flops * inputs.constants.compute_reached(inputs.gpu)
@@ -325,26 +271,6 @@ def _bound(parts: Mapping[str, float]) -> str:
     return max(_READS, key=lambda name: parts[name])
 
 
-def _touched_share(model: Architecture, batch: int) -> float:
-    """Return the share of the weights that a batch reads: not every expert is chosen by someone."""
-    if model.moe is None:
-        return 1.0
-    experts = sum(
-        count * sum(w.num_elements for w in layer.weights if w.part == "routed_experts")
-        for layer, count in model.layer_counts
-    )
-    share = experts / max(1, model.num_parameters)
-    return 1 - share * _unchosen_share(model, batch)
-
-
-def _unchosen_share(model: Architecture, batch: int) -> float:
-    """Return the share of a layer's experts that no token of a batch is sent to."""
-    moe = model.moe
-    if moe is None or moe.num_experts < 1:
-        return 0.0
-    return (1 - min(1.0, moe.experts_per_token / moe.num_experts)) ** batch
-
-
 def _cached_tokens(model: Architecture, context: int) -> float:
     """Return how many tokens' worth of cache a step reads per sequence; windows read less."""
     total = read = 0
@@ -359,19 +285,6 @@ def _cached_tokens(model: Architecture, context: int) -> float:
             continue
         read += elements * (min(context, layer.kv.window) if layer.kv.window else context)
     return read / total if total else 0.0
-
-
-def _attention_flops(model: Architecture, length: int) -> float:
-    """Return the operations of attention scores and values over a prompt (causal: half of them)."""
-    total = 0.0
-    for layer, count in model.layer_counts:
-        kv = layer.kv
-        if kv is None or kv.kind is KvKind.STATE:
-            continue
-        seen = min(length, kv.window) if kv.window else length / 2
-        width = kv.key_dim + (kv.value_dim or kv.key_dim)
-        total += count * 2 * model.num_heads * width * length * seen
-    return total
 
 
 def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:

@@ -20,12 +20,12 @@ from exo_inference.planner.speed.estimate import (
     BatchSpeed,
     PromptSpeed,
     Speed,
-    SpeedInputs,
     batch_sizes,
     batch_times,
     estimate_speed,
     prompt_times,
 )
+from exo_inference.planner.speed.inputs import SpeedInputs
 
 _SOURCE = "reads and products: {source}; and what exo-engine takes beside them"
 _ASSUMED_BAND = 2.5
@@ -147,6 +147,7 @@ def _small_seconds(inputs: SpeedInputs, constants: ProcessorConstants) -> float:
 
 def _measured(inputs: SpeedInputs) -> SpeedInputs:
     """Return the same with the machine's figures as they are: they are what the engine reached."""
-    return replace(
-        inputs, constants=SpeedConstants(memory_share=1.0, compute_share=1.0, compute_loss=0.0)
+    constants = SpeedConstants(
+        memory_share=1.0, compute_share=1.0, compute_loss=0.0, grouped_width=0.0
     )
+    return replace(inputs, constants=constants)

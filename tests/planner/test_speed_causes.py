@@ -1,0 +1,115 @@
+"""What the estimate of speed knows of engines: read in vLLM's source, release by release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner.speed.constants import load_speed_constants
+from exo_inference.planner.speed.estimate import batch_times, prompt_times
+from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
+from exo_inference.planner.speed.operations import attention_flops, product_seconds
+
+
+def inputs_of(
+    model: str, gpu: str, count: int = 1, version: str = "0.20.0", **flags: Any
+) -> SpeedInputs:
+    parameters = EngineParameters.of({"max_model_len": 16384, **flags}, engine_version=version)
+    found = plan(find_model(model), find_gpu(gpu), count, parameters)
+    assert found.basis is not None
+    return found.basis.speed
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "waits"),
+    [
+        ("0.13.0", {}, True),
+        ("0.14.0", {}, False),
+        ("0.11.0", {"async_scheduling": True}, False),
+        ("0.20.0", {"async_scheduling": False}, True),
+    ],
+)
+def test_a_step_waits_for_the_host_unless_it_is_scheduled_ahead(
+    version: str, flags: dict[str, Any], waits: bool
+) -> None:
+    inputs, constants = (
+        inputs_of("Qwen/Qwen3-8B", "H100", version=version, **flags),
+        load_speed_constants(),
+    )
+    assert inputs.step(1) == pytest.approx(
+        constants.step + constants.sequence + waits * constants.waiting
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "context", "is_launched"),
+    [("0.7.3", 8192, False), ("0.7.3", 8193, True), ("0.20.0", 16000, False)],
+)
+def test_v0_decodes_long_requests_without_graphs(
+    version: str, context: int, is_launched: bool
+) -> None:
+    inputs = inputs_of("meta-llama/Llama-3.1-8B-Instruct", "H100", version=version)
+    parts = batch_times(inputs, 1, context, arithmetic(inputs)[1])
+    assert (parts["kernel launches"] > 0) is is_launched
+
+
+def test_narrow_slices_of_experts_compute_slower() -> None:
+    def share_of_dense(count: int, **flags: Any) -> float:
+        inputs = inputs_of("Qwen/Qwen3-235B-A22B", "H200", count, **flags)
+        _, flops = arithmetic(inputs)
+        dense = 2 * 1000 * inputs.model.num_active_parameters / flops
+        return dense / product_seconds(inputs, 1000, flops)
+
+    narrow = share_of_dense(8, tensor_parallel_size=8)
+    whole = share_of_dense(8, tensor_parallel_size=8, enable_expert_parallel=True)
+    assert narrow < whole < 1
+
+
+def test_dense_products_reach_what_the_gpu_does() -> None:
+    inputs = inputs_of("Qwen/Qwen3-8B", "H100")
+    _, flops = arithmetic(inputs)
+    assert product_seconds(inputs, 10, flops) == 20 * inputs.model.num_active_parameters / flops
+
+
+def test_a_prompts_latents_are_expanded_to_heads() -> None:
+    """DeepSeek-R1: 128 heads, 192 elements of each key and 128 of each value."""
+    inputs = inputs_of("deepseek-ai/DeepSeek-R1", "H200", 8, tensor_parallel_size=8)
+    length = 1000
+    assert attention_flops(inputs, length) == 61 * 2 * 128 * (192 + 128) * length * length / 2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "heads"),
+    [("H200", 8, 64), ("B200", 8, 128), ("B200", 4, 128), ("H200", 1, 128)],
+)
+def test_sparse_attention_pads_heads(gpu: str, ranks: int, heads: int) -> None:
+    """DeepSeek-V3.2: each token attends to 2,048 of 576 elements, found by 64 heads of 128."""
+    inputs = inputs_of("deepseek-ai/DeepSeek-V3.2", gpu, ranks, tensor_parallel_size=ranks)
+    length = 10_000
+    each = 2 * 2 * 576 * heads * 2048 + 2 * 64 * 128 * length / 2
+    assert attention_flops(inputs, length) == 61 * length * ranks * each
+
+
+def test_latents_have_a_floor_of_their_own() -> None:
+    inputs = inputs_of("deepseek-ai/DeepSeek-R1", "H200", 8, tensor_parallel_size=8)
+    constants = load_speed_constants()
+    parts = batch_times(inputs, 1, 1000, arithmetic(inputs)[1])
+    experts = 58 * 8 * constants.experts
+    assert parts["small kernels"] == pytest.approx(
+        61 * (2 * constants.layer + constants.latent) + experts
+    )
+
+
+def test_a_compiled_model_launches_a_prompt_sooner() -> None:
+    times = []
+    for version in ("0.7.3", "0.20.0"):
+        inputs = inputs_of("Qwen/Qwen3-8B", "H100", version=version)
+        times.append(prompt_times(inputs, 2048, arithmetic(inputs)[1])["kernel launches"])
+    assert times[0] > 2 * times[1]
+
+
+def test_a_refused_start_is_taken_to_hold_one_request() -> None:
+    inputs = inputs_of("meta-llama/Llama-3.1-70B-Instruct", "H100")
+    assert inputs.capacity_tokens == 16384
