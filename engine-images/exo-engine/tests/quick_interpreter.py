@@ -29,7 +29,17 @@ def _leave_out_overflow(interpreter: ModuleType) -> None:
 def _patch_once_in_a_launch(interpreter: ModuleType) -> None:
     """Replace functions of the language where a kernel is launched, and not in each call of what it calls."""
     patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    is_builtin = interpreter.tl.core.is_builtin
     patched: set[int] = set()
+
+    @cache
+    def names_of(package: Any) -> list[str]:
+        return [name for name in dir(package) if is_builtin(getattr(package, name, None))]
+
+    def patch_builtins(package: Any, builder: Any, scope: Any) -> None:
+        for name in names_of(package):
+            if is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, builder, scope)
 
     def patch_once(function: Any) -> Any:
         module = id(function.__globals__)
@@ -42,6 +52,7 @@ def _patch_once_in_a_launch(interpreter: ModuleType) -> None:
         patched.clear()
         launch(self, *arguments, **options)
 
+    interpreter._patch_builtin = patch_builtins  # type: ignore[attr-defined]
     interpreter._patch_lang = patch_once  # type: ignore[attr-defined]
     interpreter.GridExecutor.__call__ = launch_anew
 
@@ -58,12 +69,8 @@ def _remember_types(interpreter: ModuleType) -> None:
         return types[name]
 
     interpreter._get_np_dtype = remembered_type  # type: ignore[attr-defined]
-    _remember(core.block_type, lambda element, shape: (element.name, *map(_value, shape)))
+    _remember(core.block_type, lambda element, shape: (element.name, *shape))
     _remember(core.tensor, lambda handle, dtype: dtype.name, handle=0, type=1)
-
-
-def _value(number: Any) -> Any:
-    return getattr(number, "value", number)
 
 
 def _remember(kind: type, key_of: Callable[..., Hashable], **arguments: int) -> None:
