@@ -19,8 +19,10 @@ IN_PROCESSES := $(if $(PROCESSES),-n $(PROCESSES) $(BY_MODULE))
 SLOWEST := --durations 20 --durations-min 10
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(SEED),--random-order --random-order-seed=$(SEED))
-# Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
-LOCKED   := $(PIP) install --require-hashes --no-deps
+# Only files whose SHA-256 is in requirements/; then this repository, built with what is installed. pip would
+# compile all of it on one core: all cores do, but what few programs import of it, which Python does when one does.
+LOCKED   := $(PIP) install --require-hashes --no-deps --no-compile
+COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models)/' $(VENV)/lib
 EDITABLE := $(PIP) install --no-deps --no-build-isolation
 
 # Without compiled files every process of the tests, some hundreds, would compile what it imports anew.
@@ -46,13 +48,15 @@ ENGINE_BUILD := $(addprefix $(ENGINE)/,pyproject.toml hatch_build.py) $(wildcard
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(ENGINE_BUILD) $(wildcard requirements/*.txt)
 	@echo "Installing exo-inference, its server and its engine into $(VENV) (PyTorch is large: a few minutes, once) ..."
 	@$(LOCKED) $(foreach set,build server engine torch,-r requirements/$(set).txt)
+	@$(COMPILED) || true
 	@$(EDITABLE) -e engine-images/exo-engine -e '.[server]'
 	@touch $@
 
+# Both distributions are there already: to install them again would compile the engine's kernels again.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test tools into $(VENV) ..."
 	@$(LOCKED) $(foreach set,kubernetes dev,-r requirements/$(set).txt)
-	@$(EDITABLE) -e engine-images/exo-engine -e '.[server,kubernetes,dev]'
+	@$(COMPILED) || true
 	@touch $@
 
 setup: $(VENV)/.installed ## create .venv with everything that `exo dedicated-inference up` needs

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling import ALONE, GROUPS, group_of
+from tests.scheduling import ALONE, GROUPS, LONG, group_of
 
 ROOT = Path(__file__).parents[1]
 TEST = "def test_it(): pass\n"
 
 
-@pytest.mark.parametrize("begin", [*ALONE, *sum(GROUPS.values(), ())])
+@pytest.mark.parametrize("begin", [*ALONE, *LONG, *sum(GROUPS.values(), ())])
 def test_what_is_named_is_there(begin: str) -> None:
     assert (ROOT / begin).exists()
 
@@ -55,3 +55,24 @@ def test_a_group_runs_first_and_in_one_process(tmp_path: Path) -> None:
     assert (len(passed), len(of_group)) == (7, 4)
     (process,) = {words[0] for words in of_group}
     assert [words for words in passed if words[0] == process][:4] == of_group
+
+
+def test_long_modules_come_after_the_groups_and_before_all_others(tmp_path: Path) -> None:
+    """The longest first, whatever order is drawn."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    names = [*LONG, *(f"tests/test_{number}.py" for number in range(30)), "tests/e2e/test_it.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.scheduling", "-p", "no:cacheprovider"]
+    ran = subprocess.run(
+        [*command, "--random-order", "--random-order-seed=1", "--collect-only", "-q"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    modules = [line.partition("::")[0] for line in ran.stdout.splitlines() if "::" in line]
+    assert sorted(modules) == sorted(names), ran.stdout + ran.stderr
+    assert modules[: 1 + len(LONG)] == ["tests/e2e/test_it.py", *LONG]

@@ -265,6 +265,13 @@ def dots_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "matmul", partial(np.einsum, "...ik,...kj->...ij"))
 
 
+def pytest_runtest_setup() -> None:
+    if "triton.runtime.interpreter" in sys.modules:
+        from .quick_interpreter import quicken
+
+        quicken()
+
+
 @pytest.fixture(autouse=True)
 def threads_of_torch() -> Iterator[None]:
     """Leave PyTorch as many threads as before: an engine sets those of its process.
