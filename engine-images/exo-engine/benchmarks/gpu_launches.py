@@ -31,7 +31,7 @@ class Work:
     head_dim: int
     """0 where there are no heads."""
     kind: str
-    """decode, combine, prefill, store, codes, add, numbers, fp8, fixed, grouped, encode or norm."""
+    """decode, combine, prefill, store, codes, add, numbers, fp8, int8, scaled, fixed, grouped, router, heads, encode or norm."""
     padding: float = 1.0
     """By how much operations grow, as rows fill up tiles."""
     tiles_per_program: float = 1.0

@@ -15,7 +15,8 @@ from exo_engine.kernels.quantized import QuantizedMatrix
 from exo_engine.kernels.triton import codes
 from exo_engine.kernels.triton.launch import Launch, Target
 from gpu_launches import META, Work
-from matrix_cases import CodesCase, random_codes_case
+from gpu_products import CHOSEN, EXPERT, EXPERTS, experts_chosen
+from matrix_cases import CodesCase, random_codes_case, random_grouped_codes_case
 
 ROWS = (1, 32, 128)
 SHAPES = ((28672, 4096), (4096, 14336))
@@ -29,15 +30,25 @@ def matrix_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Work
             for rows in ROWS:
                 yield from _products(shape, group, rows, target, has_zeros=has_zeros)
             yield _numbers(shape, group, has_zeros=has_zeros)
+        for tokens in (1, 32, 256):
+            yield _grouped(group, tokens, target, has_zeros=has_zeros)
+        yield _grouped(group, 32, target, has_zeros=has_zeros, is_fixed=True)
+        yield from _products(SHAPES[0], group, 256, target, has_zeros=has_zeros, is_fixed=True)
 
 
 def _products(
-    shape: tuple[int, int], group: int, rows: int, target: Target, *, has_zeros: bool
+    shape: tuple[int, int],
+    group: int,
+    rows: int,
+    target: Target,
+    *,
+    has_zeros: bool,
+    is_fixed: bool = False,
 ) -> Iterator[Work]:
     matrix = _matrix(shape, group, has_zeros=has_zeros)
     inputs, outputs = (_empty(rows, size) for size in (shape[1], shape[0]))
-    launches = codes.plan_codes(matrix, inputs, None, outputs, target)
-    name = f"{shape[0]} x {shape[1]}, group {group}, {rows} rows"
+    launches = codes.plan_codes(matrix, inputs, None, outputs, target, is_fixed=is_fixed)
+    name = f"{shape[0]} x {shape[1]}, group {group}, {rows} rows" + (", fixed" if is_fixed else "")
     parts = launches[0].grid[2]
     partial = 4.0 * parts * rows * shape[0] if parts > 1 else 0.0
     own = 2.0 * rows * sum(shape)
@@ -50,6 +61,30 @@ def _products(
     )  # fmt: skip
     for launch in launches[1:]:
         yield Work(f"add {name}", launch, partial + own / 2, 0, 0, "add")
+
+
+def _grouped(
+    group: int, tokens: int, target: Target, *, has_zeros: bool, is_fixed: bool = False
+) -> Work:
+    matrix, (num_outputs, num_inputs) = _matrix(EXPERT, group, has_zeros=has_zeros), EXPERT
+    tables = (
+        torch.empty(EXPERTS, dtype=dtype, device=META) for dtype in (torch.int64, torch.float)
+    )
+    matrices = codes.CodedMatrices(matrix, *tables)
+    starts = torch.empty(EXPERTS + 1, dtype=torch.int32, device=META)
+    inputs, outputs = (_empty(tokens * CHOSEN, size) for size in (num_inputs, num_outputs))
+    launch = codes.plan_grouped_codes(matrices, inputs, starts, outputs, target, is_fixed=is_fixed)
+    arguments: Any = launch.arguments
+    chosen = experts_chosen(tokens)
+    tiles = max(chosen, len(inputs) / arguments["ROWS"])
+    name = f"grouped codes, group {group}, {EXPERTS} experts of {num_outputs} x {num_inputs}, {tokens} tokens"
+    return Work(
+        name + (", fixed" if is_fixed else ""), launch,
+        chosen * matrix.storage.nbytes + inputs.nbytes + outputs.nbytes,
+        2.0 * len(inputs) * num_outputs * num_inputs, 0, "grouped",
+        tiles * arguments["ROWS"] / len(inputs), matrix.num_groups * tiles / launch.grid[1],
+        arguments["OUTPUTS"] * matrix.storage.shape[2] / 64,
+    )  # fmt: skip
 
 
 def _numbers(shape: tuple[int, int], group: int, *, has_zeros: bool) -> Work:
@@ -67,8 +102,9 @@ def check_matrices(device: torch.device, count: int) -> Iterator[dict[str, Any]]
     for seed in range(first, first + count):
         row: dict[str, Any] = {"check": "codes", "seed": seed, "ok": True}
         try:
-            case = random_codes_case(seed, device, most=200 if device.type == "cpu" else 3000)
-            case.check(seed)
+            most = 200 if device.type == "cpu" else 3000
+            random_codes_case(seed, device, most=most).check(seed)
+            random_grouped_codes_case(seed, device, most=most).check(seed)
         except Exception as exc:  # the next case is to be tried, too
             row |= {"ok": False, "error": f"{type(exc).__name__}: {exc}"[:500]}
         yield row

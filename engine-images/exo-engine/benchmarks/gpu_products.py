@@ -1,6 +1,6 @@
-"""Products of plain numbers and FP8 in Triton: what is compiled, checked and timed of them.
+"""Products of plain numbers, INT8 and FP8 in Triton: what is compiled, checked and timed of them.
 
-Legend: T rows of inputs, K inputs, N outputs, X experts.
+Legend: T rows of inputs, H heads, K inputs, N outputs, X experts.
 """
 
 from __future__ import annotations
@@ -25,38 +25,60 @@ EXPERTS, CHOSEN, EXPERT = 128, 8, (1536, 2048)
 """Of Qwen3 30B A3B."""
 
 
+ROUTER = (256, 7168)
+"""Of DeepSeek V3, in float32."""
+LATENTS = {"DeepSeek-V2-Lite": 16, "DeepSeek-V3": 128}
+"""Heads whose 128 numbers become a latent of 512, and the other way round."""
+
+
 def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Work]:
-    """Yield FP8 in blocks, plain products in tiles of one size, and products by many experts."""
+    """Yield products with bytes, plain products in tiles of one size, and products by many experts and heads."""
+    can_scale = not why_not_scaled(target)
+    of_rows = ("int8", "e4m3 rows") if can_scale else ("int8",)
     for shape in SHAPES[-num_shapes:]:
         for rows in ROWS:
-            yield from _product("fp8", shape, rows, target)
+            yield from _product("e4m3", shape, rows, target)
+            yield from _product("int8", shape, rows, target)
         for rows in FIXED_ROWS:
-            yield from _product("fixed", shape, rows, target, is_fixed=True)
+            yield from _product("plain", shape, rows, target, is_fixed=True)
+            for stored in of_rows:
+                yield from _product(stored, shape, rows, target, is_fixed=True)
     for tokens in (1, 32, 256):
-        for stored in ("plain", "e4m3"):
+        for stored in ("plain", "e4m3", *of_rows):
             yield _grouped(stored, tokens, target)
-    yield _grouped("plain", 32, target, is_fixed=True)
-    yield from _product("fp8", SHAPES[0], 256, target, is_fixed=True)
+    for stored in ("plain", "e4m3", *of_rows):
+        yield _grouped(stored, 32, target, is_fixed=True)
+    yield from _product("e4m3", SHAPES[0], 256, target, is_fixed=True)
+    yield from _product("router", ROUTER, 32, target, is_fixed=True)
+    for name in list(LATENTS)[-num_shapes:]:
+        for rows in (32, 2048):
+            yield from _latents(name, rows, target)
     yield _encoding(256, 4096)
     yield _norm(256, 4096)
 
 
+KINDS = {"plain": "fixed", "e4m3": "fp8", "e4m3 rows": "scaled"}
+"""Of products by one matrix; others are called as they are stored."""
+
+
 def _product(
-    kind: str, shape: tuple[int, int], rows: int, target: Target, *, is_fixed: bool = False
+    stored: str, shape: tuple[int, int], rows: int, target: Target, *, is_fixed: bool = False
 ) -> Iterator[Work]:
-    is_fp8 = kind == "fp8"
-    weights, scales = _matrix(shape, is_fp8=is_fp8)
-    inputs, outputs = (_numbers(rows, size) for size in (shape[1], shape[0]))
+    dtype = torch.float32 if stored == "router" else torch.bfloat16
+    weights, scales = _matrix(shape, stored)
+    inputs, factors = _inputs(rows, shape[1], stored)
+    outputs = torch.empty(rows, shape[0], dtype=dtype, device=META)
     launches = matmul.plan_product(
-        weights, scales, inputs, None, outputs, target, is_fixed=is_fixed
+        weights, scales, inputs, None, outputs, target, factors=factors, is_fixed=is_fixed
     )
-    first = launches[0]
+    first, kind = launches[0], KINDS.get(stored, stored)
     parts = first.grid[2]
     partial = 4.0 * parts * rows * shape[0] if parts > 1 else 0.0
-    own = weights.nbytes + (0 if scales is None else scales.nbytes) + 2.0 * rows * sum(shape)
+    own = weights.nbytes + (0 if scales is None else scales.nbytes) + inputs.nbytes + outputs.nbytes
     arguments: Any = first.arguments
+    is_told = is_fixed and stored in ("e4m3", "int8")
     yield Work(
-        f"{kind} {shape[0]} x {shape[1]}, {rows} rows" + (", fixed" if is_fp8 and is_fixed else ""), first, own + partial,
+        f"{kind} {shape[0]} x {shape[1]}, {rows} rows" + (", fixed" if is_told else ""), first, own + partial,
         2.0 * rows * shape[0] * shape[1], 0, kind,
         first.grid[0] * arguments["ROWS"] / rows, arguments["steps_of_part"], _tile_bytes(first),
     )  # fmt: skip
@@ -66,25 +88,54 @@ def _product(
 
 
 def _grouped(stored: str, tokens: int, target: Target, *, is_fixed: bool = False) -> Work:
-    weights, scales = _matrix(EXPERT, is_fp8=stored == "e4m3")
+    weights, scales = _matrix(EXPERT, stored)
     num_outputs, num_inputs = EXPERT
     offsets = torch.empty(2, EXPERTS, dtype=torch.int64, device=META)
     matrices = matmul.Matrices(weights, scales, offsets, ())
     starts = torch.empty(EXPERTS + 1, dtype=torch.int32, device=META)
-    inputs, outputs = (_numbers(tokens * CHOSEN, size) for size in (num_inputs, num_outputs))
-    launch = matmul.plan_grouped(matrices, inputs, starts, outputs, target, is_fixed=is_fixed)
-    # How many experts so many tokens choose, if all are as likely.
-    chosen = EXPERTS * (1 - (1 - CHOSEN / EXPERTS) ** tokens)
+    inputs, factors = _inputs(tokens * CHOSEN, num_inputs, stored)
+    outputs = _numbers(tokens * CHOSEN, num_outputs)
+    launch = matmul.plan_grouped(
+        matrices, inputs, starts, outputs, target, factors=factors, is_fixed=is_fixed
+    )
+    chosen = experts_chosen(tokens)
     arguments: Any = launch.arguments
     steps = -(-num_inputs // arguments["DEPTH"])
     held = weights.nbytes + (0 if scales is None else scales.nbytes)
     tiles = max(chosen, len(inputs) / arguments["ROWS"])
     name = f"grouped {stored}, {EXPERTS} experts of {num_outputs} x {num_inputs}, {tokens} tokens"
     return Work(
-        name + (", fixed" if is_fixed else ""), launch, chosen * held + 2.0 * len(inputs) * sum(EXPERT),
+        name + (", fixed" if is_fixed else ""), launch, chosen * held + inputs.nbytes + outputs.nbytes,
         2.0 * len(inputs) * num_outputs * num_inputs, 0, "grouped",
         tiles * arguments["ROWS"] / len(inputs), steps * tiles / launch.grid[0], _tile_bytes(launch),
     )  # fmt: skip
+
+
+def experts_chosen(tokens: int) -> float:
+    """Return how many experts so many tokens choose, if all are as likely."""
+    return EXPERTS * (1 - (1 - CHOSEN / EXPERTS) ** tokens)
+
+
+def _latents(name: str, rows: int, target: Target) -> Iterator[Work]:
+    """Yield both products around latent attention in tiles of one size; keys have 64 turned numbers."""
+    heads, plain, latent = LATENTS[name], 128, 512
+    weights = _numbers(heads, 2 * plain, latent)
+    for way, inputs, own in (
+        ("absorb", _numbers(rows, heads, plain + 64)[..., :plain], weights[:, :plain]),
+        ("expand", _numbers(rows, heads, latent), weights[:, plain:].transpose(1, 2)),
+    ):
+        num_inputs, num_outputs = own.shape[1:]
+        outputs = _numbers(rows, heads, num_outputs)
+        launch = fixed.plan_heads(inputs, own, outputs, target)
+        arguments: Any = launch.arguments
+        depth = arguments["DEPTH"]
+        moved = 2.0 * (own.numel() + inputs.numel() + outputs.numel())
+        yield Work(
+            f"heads {way} {name}, {rows} rows", launch, moved,
+            2.0 * rows * own.numel(), 0, "heads",
+            launch.grid[0] * arguments["ROWS"] / rows, -(-num_inputs // depth),
+            2.0 * depth * (arguments["ROWS"] + arguments["OUTPUTS"]),
+        )  # fmt: skip
 
 
 def _encoding(rows: int, num_inputs: int) -> Work:
@@ -185,11 +236,24 @@ def _scaled(codes: torch.Tensor, scales: torch.Tensor, inputs: torch.Tensor) -> 
     return torch._scaled_mm(encoded, codes.t(), factors, scales, out_dtype=torch.bfloat16)
 
 
-def _matrix(shape: tuple[int, int], *, is_fp8: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if not is_fp8:
-        return _numbers(*shape), None
-    scales = torch.empty(-(-shape[1] // matmul.BLOCK), shape[0], device=META)
-    return torch.empty(shape, dtype=torch.uint8, device=META), scales
+def _matrix(shape: tuple[int, int], stored: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    types = {
+        "plain": torch.bfloat16, "router": torch.float32, "int8": torch.int8, "e4m3": torch.uint8,
+        "e4m3 rows": torch.float8_e4m3fn,
+    }  # fmt: skip
+    weights = torch.empty(shape, dtype=types[stored], device=META)
+    if weights.element_size() > 1:
+        return weights, None
+    groups = -(-shape[1] // matmul.BLOCK) if stored == "e4m3" else 1
+    scale_type = torch.bfloat16 if stored == "int8" else torch.float32
+    return weights, torch.empty(groups, shape[0], dtype=scale_type, device=META)
+
+
+def _inputs(rows: int, size: int, stored: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return inputs as they are multiplied with such numbers, and the scales of their rows."""
+    dtype = {"router": torch.float32, "e4m3 rows": torch.float8_e4m3fn}.get(stored, torch.bfloat16)
+    inputs = torch.empty(rows, size, dtype=dtype, device=META)
+    return inputs, torch.empty(rows, 1, device=META) if stored == "e4m3 rows" else None
 
 
 def _numbers(*shape: int) -> torch.Tensor:
@@ -198,5 +262,7 @@ def _numbers(*shape: int) -> torch.Tensor:
 
 def _tile_bytes(launch: Launch) -> float:
     arguments: Any = launch.arguments
-    width = 1 if arguments["STORED"] == "e4m3" else 2
-    return float(arguments["DEPTH"] * (arguments["OUTPUTS"] * width + arguments["ROWS"] * 2))
+    widths = [arguments[name].element_size() for name in ("weights", "inputs")]
+    return float(
+        arguments["DEPTH"] * (arguments["OUTPUTS"] * widths[0] + arguments["ROWS"] * widths[1])
+    )

@@ -7,11 +7,12 @@ is no number, and so is what results are written over.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from exo_engine.kernels.quantized import QuantizedMatrix
 from exo_engine.kernels.triton import codes
+from exo_engine.kernels.triton.launch import Target
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -73,6 +74,47 @@ class CodesCase:
         most = float(expected.abs().max()) * rounding(self.dtype)
         assert found.dtype == self.dtype
         torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedCodesCase:
+    """Products with the 4-bit codes of several matrices in one launch."""
+
+    rows: tuple[int, ...]
+    """Of each matrix."""
+    case: CodesCase
+    """All else; of its rows all matrices' together."""
+    is_fixed: bool = False
+
+    def check(self, seed: int = 0) -> None:
+        """Fail where a product is not right."""
+        matrices = [self.case.matrix(seed + each) for each in range(len(self.rows))]
+        for each, matrix in enumerate(matrices):
+            matrix.scale = 2.0 ** (each % 5 - 3)
+        inputs, _ = self.case.operands(seed)
+        outputs = inputs.new_full((len(inputs), self.case.num_outputs), torch.nan)
+        starts = torch.tensor([0, *self.rows]).cumsum(0).int().to(self.case.device)
+        grouped, target = codes.CodedMatrices.of(matrices), Target.of(self.case.device)
+        codes.plan_grouped_codes(
+            grouped, inputs, starts, outputs, target, is_fixed=self.is_fixed
+        ).run()
+        whole = slice(0, self.case.num_outputs)
+        parts = zip(inputs.double().split(list(self.rows)), matrices, strict=True)
+        expected = torch.cat([rows @ each.numbers(whole).double().T for rows, each in parts])
+        most = float(expected.abs().max()) * rounding(self.case.dtype)
+        torch.testing.assert_close(outputs.double(), expected, rtol=0.0, atol=most)
+
+
+def random_grouped_codes_case(
+    seed: int, device: torch.device = CPU, *, most: int = 400
+) -> GroupedCodesCase:
+    """Return a case of several matrices, some of them without a row."""
+    numbers = random.Random(seed)
+    rows = (3, *(numbers.choice((0, 1, 5, 40, 70)) for _ in range(numbers.choice((1, 3, 6)))))
+    case = random_codes_case(seed, device, most=most)
+    return GroupedCodesCase(
+        rows, replace(case, num_rows=sum(rows), has_bias=False), numbers.random() < 0.3
+    )
 
 
 def random_codes_case(seed: int, device: torch.device = CPU, *, most: int = 400) -> CodesCase:

@@ -1,4 +1,4 @@
-"""Random products in Triton of plain numbers and FP8, held equal to float64, as `matrix_cases.py` does for codes."""
+"""Random products in Triton of plain numbers, INT8 and FP8, held equal to float64, as `matrix_cases.py` does for codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from exo_engine.kernels.triton.launch import Target
-from exo_engine.kernels.triton.matmul import BLOCK, Matrices, plan_grouped, plan_product
+from exo_engine.kernels.triton.matmul import BLOCK, Matrices, encode, plan_grouped, plan_product
+from exo_engine.weight_formats.fp8 import why_not_scaled
 from matrix_cases import CPU, rounding
 from torch import Tensor
 
@@ -20,25 +21,34 @@ class ProductCase:
     num_inputs: int
     num_outputs: int
     stored: str = "plain"
+    """plain, int8, e4m3 (in blocks) or e4m3 rows (inputs, too)."""
     has_bias: bool = False
     is_fixed: bool = False
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
 
     def matrices(self, seed: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return numbers (N, K) of each matrix, scales (K / 128, N), and what they stand for (X, N, K) float64."""
+        """Return numbers (N, K) of each matrix, scales (G, N), and what they stand for (X, N, K) float64."""
         generator = torch.Generator().manual_seed(seed)
         shape = len(self.rows), self.num_outputs, self.num_inputs
         numbers = torch.randn(shape, generator=generator).to(self.device)
         if self.stored == "plain":
             plain = list(numbers.to(self.dtype))
             return plain, [], torch.stack(plain).double()
-        codes = (100 * numbers).to(torch.float8_e4m3fn)
-        groups = -(-self.num_inputs // BLOCK)
+        is_int8 = self.stored == "int8"
+        codes = (30 * numbers).clamp(-127, 127).round().to(torch.int8)
+        if not is_int8:
+            codes = (100 * numbers).to(torch.float8_e4m3fn)
+        groups = -(-self.num_inputs // BLOCK) if self.stored == "e4m3" else 1
         scales = torch.rand(len(codes), groups, self.num_outputs, generator=generator) + 0.01
-        spread = scales.transpose(1, 2).repeat_interleave(BLOCK, dim=2)[..., : self.num_inputs]
-        meant = codes.double() * spread.double().to(self.device)
-        return list(codes.view(torch.uint8)), list(scales.to(self.device)), meant
+        scales = scales.to(
+            self.dtype if is_int8 and self.dtype == torch.bfloat16 else torch.float32
+        )
+        each = BLOCK if self.stored == "e4m3" else self.num_inputs
+        spread = scales.transpose(1, 2).repeat_interleave(each, dim=2)
+        meant = codes.double() * spread[..., : self.num_inputs].double().to(self.device)
+        codes = codes.view(torch.uint8) if self.stored == "e4m3" else codes
+        return list(codes), list(scales.to(self.device)), meant
 
     def inputs(self, seed: int) -> Tensor:
         """Return inputs (T, K), between numbers that are none."""
@@ -53,13 +63,21 @@ class ProductCase:
         numbers, scales, meant = self.matrices(seed)
         inputs = self.inputs(seed)
         outputs = inputs.new_full((len(inputs), self.num_outputs), torch.nan)
-        parts = torch.split(inputs.double(), list(self.rows))
-        expected = torch.cat([part @ own.T for part, own in zip(parts, meant, strict=True)])
+        factors = None
+        if self.stored == "e4m3 rows":
+            inputs, factors = encode(inputs)
+            own = inputs.double() * factors.double()
+        else:
+            own = inputs.double()
+        parts = torch.split(own, list(self.rows))
+        expected = torch.cat([part @ each.T for part, each in zip(parts, meant, strict=True)])
         target = Target.of(self.device)
         if len(self.rows) > 1:
             ends = torch.tensor([0, *self.rows]).cumsum(0).int().to(self.device)
             matrices = Matrices.of(numbers, scales)
-            plan_grouped(matrices, inputs, ends, outputs, target, is_fixed=self.is_fixed).run()
+            plan_grouped(
+                matrices, inputs, ends, outputs, target, factors=factors, is_fixed=self.is_fixed
+            ).run()
             return outputs, expected
         bias = None
         if self.has_bias:
@@ -67,7 +85,14 @@ class ProductCase:
             expected = expected + bias.double()
         scale = scales[0] if scales else None
         for launch in plan_product(
-            numbers[0], scale, inputs, bias, outputs, target, is_fixed=self.is_fixed
+            numbers[0],
+            scale,
+            inputs,
+            bias,
+            outputs,
+            target,
+            factors=factors,
+            is_fixed=self.is_fixed,
         ):
             launch.run()
         return outputs, expected
@@ -82,12 +107,14 @@ class ProductCase:
 def random_product_case(seed: int, device: torch.device = CPU, *, most: int = 300) -> ProductCase:
     """Return a case of odd sizes; `most` bounds inputs and outputs."""
     numbers = random.Random(seed)
+    can_scale = not why_not_scaled(Target.of(device))
+    kinds = ("plain", "int8", "e4m3", *(("e4m3 rows",) if can_scale else ()))
     rows = tuple(numbers.choice((0, 1, 5, 40, 70)) for _ in range(numbers.choice((1, 1, 3, 7))))
     return ProductCase(
         rows=rows if sum(rows) else (3,),
         num_inputs=numbers.randrange(1, most),
         num_outputs=numbers.randrange(1, most),
-        stored=numbers.choice(("plain", "e4m3")),
+        stored=numbers.choice(kinds),
         has_bias=numbers.random() < 0.5,
         is_fixed=numbers.random() < 0.3,
         dtype=numbers.choice((torch.float32, torch.bfloat16, torch.float16)),

@@ -290,7 +290,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         description="Refuse to start unless a request has the same bits whatever runs beside it. The "
         "compiled CPU kernels keep one order of sums, so that this costs nothing there. On a GPU it has Triton's "
         "kernels compute products, norms and attention in tiles and segments of one size, which takes time; "
-        "models with states or latent attention and the formats int8, fp8 and fp8_per_tensor are refused.",
+        "models with states (Qwen3.5, Qwen3-Next) and Gemma 4 are refused by the names of their layers.",
     ),
     Flag(
         name="scheduling-policy",

@@ -27,7 +27,8 @@ from exo_engine.attention.triton import TritonAttention
 from exo_engine.kernels import compilations
 from exo_engine.kernels.compilations import Compilations
 from exo_engine.kernels.triton.launch import Launch
-from exo_engine.weight_formats import int4
+from exo_engine.layers import embedding, latent, rms_norm
+from exo_engine.weight_formats import fp8, int4, int8, plain
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -102,19 +103,30 @@ def test_single_tokens_of_any_context_have_kernels(compiler, name, is_fixed):
     assert compiler.known == ahead
 
 
-@pytest.mark.parametrize("quantization", [None, "int4"])
-def test_mixed_steps_compile_nothing(compiler, tiny_model, monkeypatch, quantization):
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        *(("llama", {"quantization": name}) for name in ("int4", "int8")),
+        *(("qwen3-moe", {"quantization": name}) for name in ("fp8_per_block", "int4", "int8")),
+        ("qwen3-moe", {"quantization": "fp8", "batch_invariant": True}),
+        ("deepseek-v3", {"batch_invariant": True}),
+    ],
+    ids=str,
+)
+def test_mixed_steps_compile_nothing(compiler, tiny_model, monkeypatch, family, options):
     """Chunks of prompts beside answers, in steps of every size, each of which lies elsewhere in memory."""
     own = Compilations()
     own.watch(compiler)
     monkeypatch.setattr(compilations, "OWN", own)
-    monkeypatch.setattr(int4, "is_for_triton", lambda device: True)
+    for module in (fp8, int4, int8, plain, embedding, latent, rms_norm):
+        monkeypatch.setattr(module, "is_for_triton", lambda device: True)
     llm = LLM(
-        tiny_model("llama").path,
+        tiny_model(family).path,
         device="cpu",
         dtype="float32",
         attention_backend="triton",
-        quantization=quantization,
+        **options,
         max_model_len=256,
         max_num_seqs=5,
         max_num_batched_tokens=200,

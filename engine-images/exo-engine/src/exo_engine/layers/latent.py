@@ -21,21 +21,42 @@ from exo_engine.layers.linear import Linear
 from exo_engine.layers.rms_norm import RMSNorm
 from exo_engine.layers.rope import rotate
 from exo_engine.models.spec import LatentSpec
-from exo_engine.weight_formats.base import Stored
+from exo_engine.weight_formats.base import Stored, is_for_triton
 
 _NORM_EPS = 1e-6
 
 
 class _Expansion(Layer):
-    """From a latent to plain keys and values of this rank's heads; in plain numbers, as it is split."""
+    """From a latent to plain keys and values of this rank's heads; in plain numbers, as it is split.
+
+    Both ways back are products of each head's own matrix.
+    """
 
     def __init__(self, context: Context, name: str, num_heads: int, spec: LatentSpec) -> None:
         super().__init__(context)
         self._heads = context.share(num_heads)
+        self._plain_dim = spec.plain_dim
         size = spec.plain_dim + spec.value_dim
+        self.keeps_bits = context.is_fixed and is_for_triton(context.device)
         self.weight = context.empty(self._heads.stop - self._heads.start, size, spec.num_latent)
         stored = Stored((num_heads * size, spec.num_latent))
         self.slots[f"{name}.weight"] = Slot(stored, self._load)
+
+    def absorb(self, plain: Tensor) -> Tensor:
+        """Return (T, H, R), whose products with latents are those of queries (T, H, plain dim) with keys."""
+        return self._multiply(plain, self.weight[:, : self._plain_dim])
+
+    def expand(self, latents: Tensor) -> Tensor:
+        """Return the values (T, H, value dim) of what each head has of latents: (T, H, R)."""
+        return self._multiply(latents, self.weight[:, self._plain_dim :].transpose(1, 2))
+
+    def _multiply(self, inputs: Tensor, weights: Tensor) -> Tensor:
+        """Return inputs (T, H, K) times weights (H, K, N): (T, H, N)."""
+        if self.keeps_bits:
+            from exo_engine.kernels.triton import fixed
+
+            return fixed.multiply_heads(inputs, weights)
+        return torch.einsum("thk,hkn->thn", inputs, weights)
 
     def _load(self, tensor: Tensor) -> None:
         self.weight.copy_(tensor.view(-1, *self.weight.shape[1:])[self._heads])
@@ -89,18 +110,16 @@ class LatentAttention:
 
     def __call__(self, hidden: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Attend a step's tokens (T, E): (T, E)."""
-        spec, weight = self._spec, self._expansion.weight
+        spec = self._spec
         queries = self._queries(hidden).view(len(hidden), -1, spec.plain_dim + spec.turned_dim)
         plain, turned = torch.split(queries, [spec.plain_dim, spec.turned_dim], dim=-1)
         sizes = [spec.num_latent, spec.turned_dim]
         latents, key_part = torch.split(self._latent(hidden), sizes, dim=-1)
         latents = self._latent_norm(latents).unsqueeze(1)
         keys = torch.cat((latents, self._turn(key_part.unsqueeze(1), rotation)), dim=-1)
-        absorbed = torch.einsum("thp,hpr->thr", plain, weight[:, : spec.plain_dim])
-        queries = torch.cat((absorbed, self._turn(turned, rotation)), dim=-1)
+        queries = torch.cat((self._expansion.absorb(plain), self._turn(turned, rotation)), dim=-1)
         attended = backend.attend(self._index, queries, keys, latents)
-        values = torch.einsum("thr,hvr->thv", attended, weight[:, spec.plain_dim :])
-        return self._output(values.flatten(1))
+        return self._output(self._expansion.expand(attended).flatten(1))
 
     def _queries(self, hidden: Tensor) -> Tensor:
         if self._query_norm is None:

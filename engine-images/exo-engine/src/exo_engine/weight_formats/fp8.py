@@ -2,9 +2,9 @@
 
 `scale = max |weights| / 448` over an output (`fp8`), a matrix of the checkpoint (`fp8_per_tensor`) or 128
 inputs of an output (`fp8_per_block`); `weight = e4m3(number / scale)`. On a GPU that multiplies FP8 the
-first two make inputs FP8, too, each row with a scale of its own, and multiply by PyTorch's scaled product;
-blocks are multiplied by `kernels/triton/matmul.py` with inputs as they are. Elsewhere weights are turned back
-into numbers a slab at a time.
+first two make inputs FP8, too, each row with a scale of its own, and multiply by PyTorch's scaled product; by
+`kernels/triton/matmul.py` where there are many matrices, or where a row's bits may not depend on the others.
+Blocks are multiplied by that with inputs as they are. Elsewhere weights are turned back into numbers a slab at a time.
 
 Legend: N outputs, K inputs, G groups of inputs with a scale.
 """
@@ -57,7 +57,7 @@ class Fp8(WeightFormat):
         self.scale = torch.empty(num_groups, rows, dtype=torch.float32, device=device)
         """(G, N)."""
         self._parts: list[slice] = []
-        self._is_triton = is_in_blocks and is_for_triton(device)
+        self._is_triton = is_for_triton(device)
         self._is_scaled = not is_in_blocks and self._multiplies_scaled(device)
         self._slab_rows = max(1, _SLAB_WEIGHTS.get(device.type, 1) // columns)
 
@@ -113,8 +113,11 @@ class Fp8(WeightFormat):
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        if self._is_triton and (self.is_fixed or len(inputs) <= _MOST_ROWS):
-            return self._multiply_blocks(inputs, bias)
+        is_short = self.scaled_by == "block" and len(inputs) <= _MOST_ROWS
+        if self._is_triton and (self.is_fixed or is_short):
+            from exo_engine.kernels.triton import matmul
+
+            return matmul.multiply(self._operand, self.scale, inputs, bias, is_fixed=self.is_fixed)
         if self._is_scaled:
             outputs = self._multiply_scaled(inputs)
             return outputs if bias is None else outputs.add_(bias)
@@ -126,20 +129,20 @@ class Fp8(WeightFormat):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _multiply_blocks(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        if self.is_fixed:
-            from exo_engine.kernels.triton import fixed
+    @property
+    def _operand(self) -> Tensor:
+        """The numbers (N, K) as Triton's kernels take them."""
+        return self.weight.view(torch.uint8) if self.scaled_by == "block" else self.weight
 
-            return fixed.multiply(inputs, self.weight.view(torch.uint8), bias, scales=self.scale)
-        from exo_engine.kernels.triton.launch import Target
-        from exo_engine.kernels.triton.matmul import plan_product
+    @classmethod
+    def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
+        """See `WeightFormat.grouped`."""
+        if not matrices[0]._is_triton:
+            return None
+        from exo_engine.kernels.triton.matmul import Matrices
 
-        outputs = inputs.new_empty(len(inputs), len(self.weight))
-        inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
-        codes, target = self.weight.view(torch.uint8), Target.of(inputs.device)
-        for launch in plan_product(codes, self.scale, inputs, bias, outputs, target):
-            launch.run()
-        return outputs
+        numbers, scales = [each._operand for each in matrices], [each.scale for each in matrices]
+        return Matrices.of(numbers, scales, is_fixed=matrices[0].is_fixed)
 
     def _multiply_scaled(self, inputs: Tensor) -> Tensor:
         """Multiply in FP8; a row's result does not depend on the others beside it."""
@@ -197,17 +200,6 @@ class Fp8PerBlock(Fp8):
     """A matrix of e4m3 with one scale per output and 128 inputs."""
 
     scaled_by = "block"
-
-    @classmethod
-    def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
-        """See `WeightFormat.grouped`."""
-        if not matrices[0]._is_triton:
-            return None
-        from exo_engine.kernels.triton.matmul import Matrices
-
-        codes = [each.weight.view(torch.uint8) for each in matrices]
-        scales = [each.scale for each in matrices]
-        return Matrices.of(codes, scales, is_fixed=matrices[0].is_fixed)
 
 
 def _scaled_product(codes: Tensor, weight: Tensor, factors: Tensor, scales: Tensor) -> Tensor:

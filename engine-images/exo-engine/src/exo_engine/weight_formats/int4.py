@@ -8,8 +8,8 @@ back into numbers a slab at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -18,7 +18,13 @@ from torch import Tensor
 from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.quantized import QuantizedMatrix
 from exo_engine.weight_formats import FORMATS
-from exo_engine.weight_formats.base import Share, Stored, WeightFormat, is_for_triton
+from exo_engine.weight_formats.base import (
+    GroupedProduct,
+    Share,
+    Stored,
+    WeightFormat,
+    is_for_triton,
+)
 
 _MIDDLE = 8
 # Of the scale at which the number of the largest magnitude becomes -8.
@@ -93,6 +99,16 @@ class Int4(WeightFormat):
             slabs.append(F.linear(inputs, self._packed.numbers(rows).to(inputs.dtype)))
         outputs = torch.cat(slabs, dim=1)
         return outputs if bias is None else outputs.add_(bias)
+
+    @classmethod
+    def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
+        """See `WeightFormat.grouped`."""
+        if not matrices[0]._is_triton:
+            return super().grouped(matrices)
+        from exo_engine.kernels.triton.codes import CodedMatrices
+
+        packed = [each._packed for each in matrices]
+        return CodedMatrices.of(packed, is_fixed=matrices[0].is_fixed)
 
     @property
     def keeps_bits(self) -> bool:

@@ -2,12 +2,14 @@
 
 `scale = max |row| / 127`, `weight = round(row / scale)`. A row is quantized whole, so every rank has the
 weights that one alone would have. Where there are CPU kernels inputs are quantized to 8 bits, too
-(`kernels/quantized.py`); elsewhere inputs, sums and outputs keep the number format of the computation.
+(`kernels/quantized.py`); on a GPU few rows, and those of many matrices, are multiplied by `kernels/triton/matmul.py`.
+There and elsewhere inputs and outputs keep the number format of the computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,7 +17,14 @@ from torch import Tensor
 
 from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.quantized import MAX_GROUP, QuantizedMatrix
-from exo_engine.weight_formats.base import Share, Stored, WeightFormat, slabs
+from exo_engine.weight_formats.base import (
+    GroupedProduct,
+    Share,
+    Stored,
+    WeightFormat,
+    is_for_triton,
+    slabs,
+)
 
 _MOST = 127
 # Weights that are turned back into numbers at a time: what fits into a CPU's cache, and on a GPU
@@ -24,6 +33,8 @@ _SLAB_WEIGHTS = {"cpu": 2**20, "cuda": 2**24}
 _LOADING_SLAB_WEIGHTS = {"cpu": 2**18, "cuda": 2**22}
 # Inputs up to which torch's kernel for 16-bit inputs is faster than numbers and a plain product.
 _MAX_KERNEL_INPUTS = 8
+# Rows up to which Triton multiplies: more are worth turning all weights into numbers.
+_MOST_ROWS = 128
 
 
 class Int8(WeightFormat):
@@ -33,6 +44,7 @@ class Int8(WeightFormat):
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._kernels = kernels_for(dtype, device) if columns <= MAX_GROUP else None
+        self._is_triton = is_for_triton(device)
         self._packed = None
         if self._kernels is not None:
             group = -(-columns // 8) * 8
@@ -84,6 +96,10 @@ class Int8(WeightFormat):
         """See `WeightFormat.multiply`."""
         if self._packed is not None and self._kernels is not None:
             return self._packed.multiply(self._kernels, inputs.contiguous(), bias)
+        if self._is_triton and (self.is_fixed or len(inputs) <= _MOST_ROWS):
+            from exo_engine.kernels.triton import matmul
+
+            return matmul.multiply(self.weight, self.scale, inputs, bias, is_fixed=self.is_fixed)
         if self._has_torch_kernel and len(inputs) <= _MAX_KERNEL_INPUTS:
             outputs = torch._weight_int8pack_mm(inputs, self.weight, self.scale)
         else:
@@ -99,6 +115,21 @@ class Int8(WeightFormat):
             return F.linear(inputs, weight.to(inputs.dtype)).mul_(scale)
         # float16: sums of unscaled weights would overflow.
         return F.linear(inputs, weight.to(scale.dtype).mul_(scale.unsqueeze(1)).to(inputs.dtype))
+
+    @classmethod
+    def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
+        """See `WeightFormat.grouped`."""
+        if not matrices[0]._is_triton:
+            return super().grouped(matrices)
+        from exo_engine.kernels.triton.matmul import Matrices
+
+        numbers, scales = [each.weight for each in matrices], [each.scale for each in matrices]
+        return Matrices.of(numbers, scales, is_fixed=matrices[0].is_fixed)
+
+    @property
+    def keeps_bits(self) -> bool:
+        """See `WeightFormat.keeps_bits`."""
+        return self.is_fixed and self._is_triton
 
     @property
     def num_bytes(self) -> int:

@@ -15,7 +15,12 @@ from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import int4
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from matrix_cases import CodesCase, random_codes_case
+from matrix_cases import (
+    CodesCase,
+    GroupedCodesCase,
+    random_codes_case,
+    random_grouped_codes_case,
+)
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -35,10 +40,38 @@ def test_products_are_those_of_the_numbers(case: CodesCase) -> None:
     case.check()
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        GroupedCodesCase((0, 3, 17, 0, 1), CodesCase(21, 100, 70)),
+        GroupedCodesCase((33, 0, 70), CodesCase(103, 130, 40, 64, has_zeros=True), is_fixed=True),
+        GroupedCodesCase((1, 1), CodesCase(2, 260, 130, 128, dtype=torch.bfloat16)),
+    ],
+    ids=str,
+)
+def test_products_of_many_matrices_are_those_of_the_numbers(case: GroupedCodesCase) -> None:
+    case.check()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_random_shapes(seed: int) -> None:
     random_codes_case(seed).check(seed)
+    random_grouped_codes_case(seed).check(seed)
+
+
+@pytest.mark.usefixtures("dots_in_one_order")
+def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+    """Of one matrix, and of many."""
+    case, sizes = CodesCase(90, 300, 40), (70, 0, 1, 19)
+    matrices, (inputs, _) = [case.matrix(seed) for seed in range(4)], case.operands(0)
+    starts = torch.tensor([0, *sizes]).cumsum(0).int()
+    found = codes.CodedMatrices.of(matrices, is_fixed=True).multiply(inputs, starts)
+    for place in (0, 69, 70, 80):
+        own = matrices[int((starts[1:] <= place).sum())]
+        for rows in (slice(place, place + 1), slice(max(0, place - 2), place + 1)):
+            alone = codes.multiply(own, inputs[rows], is_fixed=True)
+            assert torch.equal(alone[-1], found[place])
 
 
 def test_sums_are_split_where_few_programs_would_run() -> None:

@@ -1,4 +1,4 @@
-"""Products of plain numbers and FP8 in Triton, under the interpreter, are those of float64."""
+"""Products of plain numbers, INT8 and FP8 in Triton, under the interpreter, are those of float64."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from exo_engine.kernels.triton.launch import Target
-from exo_engine.kernels.triton.matmul import FIXED_ROWS, encode, plan_product
+from exo_engine.kernels.triton.fixed import HEAD_ROWS, multiply_heads
+from exo_engine.kernels.triton.matmul import FIXED_ROWS, Matrices, encode, multiply
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from matrix_cases import rounding
 from product_cases import ProductCase, random_product_case
 
 
@@ -22,6 +23,10 @@ from product_cases import ProductCase, random_product_case
         ProductCase((17,), 96, 130, dtype=torch.bfloat16, is_fixed=True, has_bias=True),
         ProductCase((0, 3, 17, 0, 1), 70, 66),
         ProductCase((33, 0, 70), 130, 40, "e4m3", dtype=torch.float16),
+        ProductCase((5,), 1300, 65, "int8", has_bias=True, dtype=torch.bfloat16),
+        ProductCase((5,), 1300, 65, "e4m3 rows", has_bias=True),
+        ProductCase((3, 0, 70), 130, 40, "int8", is_fixed=True),
+        ProductCase((3, 0, 70), 130, 40, "e4m3 rows", dtype=torch.bfloat16),
     ],
     ids=str,
 )
@@ -35,25 +40,59 @@ def test_random_shapes(seed: int) -> None:
     random_product_case(seed).check(seed)
 
 
+STORED = ("plain", "int8", "e4m3", "e4m3 rows")
+
+
 @pytest.mark.usefixtures("dots_in_one_order")
-@pytest.mark.parametrize("stored", ["plain", "e4m3"])
+@pytest.mark.parametrize("stored", STORED)
 def test_a_row_has_the_same_bits_alone_and_among_others(stored: str) -> None:
     case = ProductCase((FIXED_ROWS + 9,), 300, 40, stored, is_fixed=True)
     (numbers,), scales, _ = case.matrices(5)
-    inputs = case.inputs(5)
-    results = []
-    for rows in (slice(0, None), slice(0, 1), slice(3, 60), slice(130, None)):
-        own = inputs[rows]
-        outputs = own.new_empty(len(own), 40)
-        (launch,) = plan_product(
-            numbers, scales[0] if scales else None, own, None, outputs,
-            Target.of(own.device), is_fixed=True,
-        )  # fmt: skip
-        launch.run()
-        results.append((rows, outputs))
-    whole = results[0][1]
-    for rows, found in results[1:]:
-        assert torch.equal(found, whole[rows])
+    inputs, scale = case.inputs(5), scales[0] if scales else None
+    whole = multiply(numbers, scale, inputs, is_fixed=True)
+    for rows in (slice(0, 1), slice(3, 60), slice(130, None)):
+        assert torch.equal(multiply(numbers, scale, inputs[rows], is_fixed=True), whole[rows])
+
+
+@pytest.mark.usefixtures("dots_in_one_order")
+@pytest.mark.parametrize("stored", STORED)
+def test_a_row_of_many_matrices_has_the_bits_of_its_own_alone(stored: str) -> None:
+    sizes = (FIXED_ROWS + 9, 0, 1, 30)
+    case = ProductCase(sizes, 300, 40, stored, is_fixed=True)
+    numbers, scales, _ = case.matrices(5)
+    inputs, starts = case.inputs(5), torch.tensor([0, *sizes]).cumsum(0).int()
+    found = Matrices.of(numbers, scales, is_fixed=True).multiply(inputs, starts)
+    for place in (0, FIXED_ROWS + 8, FIXED_ROWS + 9, FIXED_ROWS + 20):
+        owner = int((starts[1:] <= place).sum())
+        scale = scales[owner] if scales else None
+        own = multiply(numbers[owner], scale, inputs[place : place + 1], is_fixed=True)
+        assert torch.equal(own[0], found[place])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_across", [False, True])
+def test_heads_are_multiplied_by_their_own_matrices(dtype: torch.dtype, *, is_across: bool) -> None:
+    """As latent attention does: inputs are a part of each head's numbers, and matrices lie either way."""
+    torch.manual_seed(0)
+    around = torch.full((HEAD_ROWS + 6, 3, 90), torch.nan)
+    around[..., :70] = torch.randn(HEAD_ROWS + 6, 3, 70)
+    inputs = around.to(dtype)[..., :70]
+    shape = (3, 150, 70) if is_across else (3, 70, 150)
+    weights = torch.randn(shape).to(dtype)
+    weights = weights.transpose(1, 2) if is_across else weights
+    expected = torch.einsum("thk,hkn->thn", inputs.double(), weights.double())
+    most = float(expected.abs().max()) * rounding(dtype)
+    found = multiply_heads(inputs, weights)
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
+
+
+@pytest.mark.usefixtures("dots_in_one_order")
+def test_heads_of_a_row_have_the_same_bits_alone_and_among_others() -> None:
+    torch.manual_seed(0)
+    inputs, weights = torch.randn(HEAD_ROWS + 6, 2, 70), torch.randn(2, 70, 40)
+    whole = multiply_heads(inputs, weights)
+    for rows in (slice(0, 1), slice(3, 40), slice(HEAD_ROWS - 1, None)):
+        assert torch.equal(multiply_heads(inputs[rows], weights), whole[rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,6 +1,6 @@
-"""Products with a matrix of 4-bit codes, read where they lie (`kernels/quantized.py`, order `halves`).
+"""Products with 4-bit codes of one matrix, or of many in one launch (`kernels/quantized.py`, order `halves`).
 
-Legend: T rows of inputs, K inputs, N outputs, G groups of inputs, P parts that a sum over K is split into.
+Legend: T rows of inputs, K inputs, N outputs, X matrices, G groups of inputs, P parts that a sum over K is split into.
 A block is 64 outputs of one group: their scales (float16), their zeros where there are any (a byte each),
 then for each output GROUP / 2 bytes, whose lower halves are the group's first inputs.
 """
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from exo_engine.kernels.triton.numbers import multiply
+from exo_engine.kernels.triton.tile_kernels import find_tile
 
 _BLOCK = tl.constexpr(64)
 _MIDDLE = tl.constexpr(8)
@@ -38,16 +39,20 @@ def _zeros_of(block, rows, HAS_ZEROS: tl.constexpr, is_row):
     return zeros[:, None]
 
 
-@triton.jit(do_not_specialize=["num_rows", "groups_of_part"])
+@triton.jit(do_not_specialize=["num_rows", "num_matrices", "groups_of_part"])
 def multiply_codes(
     inputs,  # (T, K), rows of `input_stride`
-    packed,  # (N / 64, G, BYTES) uint8
+    packed,  # (N / 64, G, BYTES) uint8 of the first matrix
     scales,  # the same bytes as float16
+    offsets,  # (X,) int64: how many bytes behind the first one's each matrix is
+    factors,  # (X,) float32: of all scales of each
+    starts,  # (X + 1,) int32: the rows of each
     bias,  # (N,), read where there is one part
     outputs,  # (T, N), or (P, T, N) float32
     num_rows,  # T
+    num_matrices,  # X
     groups_of_part,
-    factor,  # of all scales
+    factor,  # of all scales of the first matrix
     input_stride,
     K: tl.constexpr,
     N: tl.constexpr,
@@ -55,6 +60,7 @@ def multiply_codes(
     BYTES: tl.constexpr,  # of a block
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_GROUPED: tl.constexpr,  # False: all rows by the first matrix
     OUTPUTS: tl.constexpr,  # of a program
     ROWS: tl.constexpr,  # of a program
     IS_INTERPRETED: tl.constexpr,
@@ -63,16 +69,31 @@ def multiply_codes(
     groups: tl.constexpr = (K + GROUP - 1) // GROUP
     half: tl.constexpr = GROUP // 2
     head: tl.constexpr = BYTES - _BLOCK * half
-    outs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(2)
-    is_out, is_row = outs < N, rows < num_rows
+    if IS_GROUPED:
+        index = tl.program_id(1)
+        matrix, first_row = find_tile(starts, index, index * 0, num_matrices, ROWS)
+        first_row += tl.load(starts + matrix)
+        end_row = tl.load(starts + matrix + 1)
+        offset = tl.multiple_of(tl.load(offsets + matrix), 16)
+        packed += offset
+        scales += offset // 2
+        factor = tl.load(factors + matrix)
+    else:
+        first_row = tl.program_id(1) * ROWS
+        end_row = num_rows
+    outs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = first_row + tl.arange(0, ROWS)
+    is_out, is_row = outs < N, rows < end_row
     places = tl.arange(0, half)
     blocks = (outs // _BLOCK).to(tl.int64) * (groups * BYTES)
     of_inputs = inputs + rows.to(tl.int64)[:, None] * input_stride
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     first = part * groups_of_part
-    for group in range(first, tl.minimum(first + groups_of_part, groups)):
+    stop = tl.minimum(first + groups_of_part, groups)
+    if IS_GROUPED:  # a program without a row has nothing to read
+        stop = tl.where(first_row < end_row, stop, first)
+    for group in range(first, stop):
         block = packed + blocks + group * BYTES
         codes = tl.load(
             block[:, None] + ((outs % _BLOCK) * half + head)[:, None] + places[None, :],

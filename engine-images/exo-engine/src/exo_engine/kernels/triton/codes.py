@@ -1,9 +1,12 @@
 """Products with a matrix of 4-bit codes on a GPU: split sums for few rows, numbers and a plain product for many.
 
-Legend: T rows of inputs, K inputs, N outputs, P parts of a sum.
+Legend: T rows of inputs, K inputs, N outputs, X matrices, P parts of a sum.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,6 +30,38 @@ _MOST_STAGED = 4096
 _TILE = 1024
 # Weights that are turned into numbers at a time.
 _SLAB_WEIGHTS = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMatrices:
+    """Matrices of one shape and form, wherever each lies."""
+
+    first: QuantizedMatrix
+    offsets: Tensor
+    """(X,) int64: how many bytes behind the first one's each one's are."""
+    factors: Tensor
+    """(X,) float32, of all scales of each."""
+    held: tuple[Tensor, ...] = ()
+    """What the offsets point to."""
+    is_fixed: bool = False
+    """See `matmul.plan_product`."""
+
+    @classmethod
+    def of(cls, matrices: Sequence[QuantizedMatrix], *, is_fixed: bool = False) -> CodedMatrices:
+        """Return matrices to be multiplied in one launch; their memory is not moved."""
+        first, held = matrices[0], tuple(each.storage for each in matrices)
+        offsets = torch.tensor([each.data_ptr() - held[0].data_ptr() for each in held])
+        assert not offsets.remainder(16).any(), "memory of matrices begins at multiples of 16 bytes"
+        factors = torch.tensor([each.scale for each in matrices], dtype=torch.float32)
+        device = held[0].device
+        return cls(first, offsets.to(device), factors.to(device), held, is_fixed)
+
+    def multiply(self, inputs: Tensor, starts: Tensor) -> Tensor:
+        """Return (T, N): each row of inputs (T, K) times its matrix transposed; see `matmul.Matrices`."""
+        outputs = inputs.new_empty(len(inputs), self.first.num_outputs)
+        target = Target.of(inputs.device)
+        plan_grouped_codes(self, inputs, starts, outputs, target, is_fixed=self.is_fixed).run()
+        return outputs
 
 
 def multiply(
@@ -56,34 +91,47 @@ def plan_codes(
 ) -> list[Launch]:
     """Return what multiplies codes as they are: a product, and what adds its parts up if there are several."""
     num_rows, num_outputs = len(inputs), matrix.num_outputs
-    rows = _MOST_TILE_ROWS if is_fixed else min(tile_of(num_rows, 16), _MOST_TILE_ROWS)
-    of_program = _OUTPUTS[matrix.group]
-    tiles = -(-num_outputs // of_program), -(-num_rows // rows)
+    rows = _rows_of_tile(num_rows, is_fixed=is_fixed)
+    tiles = -(-num_outputs // _OUTPUTS[matrix.group]), -(-num_rows // rows)
     groups = groups_of_part(matrix, tiles[0] * tiles[1], target)
     groups = matrix.num_groups if is_fixed else groups
     parts = -(-matrix.num_groups // groups)
     sums = outputs
     if parts > 1:
         sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
-    inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
-    arguments = {
-        **_matrix_arguments(matrix),
-        "inputs": inputs,
+    arguments = _arguments(matrix, inputs, sums, rows) | {
         "bias": inputs if bias is None else bias,
-        "outputs": sums,
-        "num_rows": num_rows,
         "groups_of_part": groups,
-        "input_stride": inputs.stride(0),
-        "N": num_outputs,
         "HAS_BIAS": bias is not None and parts == 1,
-        "OUTPUTS": of_program,
-        "ROWS": rows,
-        "IS_INTERPRETED": IS_INTERPRETED,
     }
-    stages = 4 if matrix.group * rows <= _MOST_STAGED else 2
-    warps = 4 if target.is_nvidia else 2
-    product = Launch(multiply_codes, (*tiles, parts), arguments, warps, stages, fuses=not is_fixed)
+    product = _launch((*tiles, parts), arguments, target, is_fixed=is_fixed)
     return [product] if parts == 1 else [product, plan_adding(sums, bias, outputs)]
+
+
+def plan_grouped_codes(
+    matrices: CodedMatrices,
+    inputs: Tensor,
+    starts: Tensor,
+    outputs: Tensor,
+    target: Target,
+    *,
+    is_fixed: bool = False,
+) -> Launch:
+    """Return the one launch that multiplies each row of inputs (T, K) by its own matrix: outputs (T, N)."""
+    num_matrices, first = len(starts) - 1, matrices.first
+    rows = _rows_of_tile(-(-len(inputs) // num_matrices), is_fixed=is_fixed)
+    arguments = _arguments(first, inputs, outputs, rows) | {
+        "offsets": matrices.offsets,
+        "factors": matrices.factors,
+        "starts": starts,
+        "num_matrices": num_matrices,
+        "groups_of_part": first.num_groups,
+        "IS_GROUPED": True,
+    }
+    # See `find_tile`: every matrix may have a tile that is not full.
+    tiles = len(inputs) // rows + num_matrices if len(inputs) else 0
+    grid = (-(-first.num_outputs // _OUTPUTS[first.group]), tiles, 1)
+    return _launch(grid, arguments, target, is_fixed=is_fixed)
 
 
 def groups_of_part(matrix: QuantizedMatrix, num_tiles: int, target: Target) -> int:
@@ -125,6 +173,46 @@ def plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor) -> Launch:
         "TILE": _TILE,
     }
     return Launch(add_parts, (-(-outputs.numel() // _TILE),), arguments)
+
+
+def _rows_of_tile(num_rows: int, *, is_fixed: bool) -> int:
+    return _MOST_TILE_ROWS if is_fixed else min(tile_of(num_rows, 16), _MOST_TILE_ROWS)
+
+
+def _arguments(
+    matrix: QuantizedMatrix, inputs: Tensor, outputs: Tensor, rows: int
+) -> dict[str, object]:
+    """Return what both kinds of products have in common."""
+    inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
+    return {
+        **_matrix_arguments(matrix),
+        "inputs": inputs,
+        "offsets": inputs,
+        "factors": inputs,
+        "starts": inputs,
+        "bias": inputs,
+        "outputs": outputs,
+        "num_rows": len(inputs),
+        "num_matrices": 1,
+        "input_stride": inputs.stride(0),
+        "N": matrix.num_outputs,
+        "HAS_BIAS": False,
+        "IS_GROUPED": False,
+        "OUTPUTS": _OUTPUTS[matrix.group],
+        "ROWS": rows,
+        "IS_INTERPRETED": IS_INTERPRETED,
+    }
+
+
+def _launch(
+    grid: tuple[int, ...], arguments: dict[str, object], target: Target, *, is_fixed: bool
+) -> Launch:
+    group, rows = arguments["GROUP"], arguments["ROWS"]
+    assert isinstance(group, int)
+    assert isinstance(rows, int)
+    stages = 4 if group * rows <= _MOST_STAGED else 2
+    warps = 4 if target.is_nvidia else 2
+    return Launch(multiply_codes, grid, arguments, warps, stages, fuses=not is_fixed)
 
 
 def _matrix_arguments(matrix: QuantizedMatrix, first_block: int = 0) -> dict[str, object]:

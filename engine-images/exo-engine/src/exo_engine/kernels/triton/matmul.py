@@ -1,4 +1,4 @@
-"""Products in Triton: by one matrix or by many in one launch, of plain numbers or of FP8 in blocks.
+"""Products in Triton: by one matrix or by many in one launch, of plain numbers, INT8 or FP8.
 
 Legend: T rows of inputs, K inputs, N outputs, X matrices, P parts of a sum.
 """
@@ -18,7 +18,8 @@ from exo_engine.kernels.triton.matmul_kernels import encode_rows, multiply_rows
 BLOCK = 128
 """Inputs that share a scale where numbers are FP8."""
 FIXED_ROWS = 128
-"""Rows of a tile where results must not depend on how many there are."""
+"""Rows of a tile of 16-bit numbers where results must not depend on how many there are; of bytes 64 or 32."""
+_FIXED_ROWS_OF_FLOAT32 = 32
 _MOST_TILE_ROWS = 64
 _OUTPUTS = 128
 _PROGRAMS, _LEAST_PART, _MOST_PARTS = 4, 512, 8
@@ -30,9 +31,8 @@ class Matrices:
     """Matrices (N, K) of one shape, wherever each lies."""
 
     first: Tensor
-    """Numbers (N, K), or uint8: e4m3."""
+    """(N, K); see `plan_product`."""
     scales: Tensor | None
-    """(K / 128, N) float32 of e4m3."""
     offsets: Tensor
     """(2, X) int64: where numbers and scales of each are, counted from the first's."""
     held: tuple[Tensor, ...]
@@ -60,9 +60,31 @@ class Matrices:
             starts: (X + 1,) int32: where each one's rows begin.
         """
         outputs = inputs.new_empty(len(inputs), self.first.shape[0])
+        inputs, factors = _prepare(inputs, self.first)
         target = Target.of(inputs.device)
-        plan_grouped(self, inputs, starts, outputs, target, is_fixed=self.is_fixed).run()
+        plan_grouped(
+            self, inputs, starts, outputs, target, factors=factors, is_fixed=self.is_fixed
+        ).run()
         return outputs
+
+
+def multiply(
+    weights: Tensor,
+    scales: Tensor | None,
+    inputs: Tensor,
+    bias: Tensor | None = None,
+    *,
+    is_fixed: bool = False,
+) -> Tensor:
+    """Return inputs (T, K) times weights (N, K) transposed, plus bias (N,): (T, N); see `plan_product`."""
+    outputs = inputs.new_empty(len(inputs), len(weights))
+    inputs, factors = _prepare(inputs, weights)
+    target = Target.of(inputs.device)
+    for launch in plan_product(
+        weights, scales, inputs, bias, outputs, target, factors=factors, is_fixed=is_fixed
+    ):
+        launch.run()
+    return outputs
 
 
 def plan_product(
@@ -73,23 +95,26 @@ def plan_product(
     outputs: Tensor,
     target: Target,
     *,
+    factors: Tensor | None = None,
     is_fixed: bool = False,
 ) -> list[Launch]:
     """Return what multiplies rows by one matrix.
 
     Args:
-        weights: (N, K), contiguous; uint8: e4m3.
-        scales: (K / 128, N) float32, of e4m3.
+        weights: (N, K), contiguous: plain numbers; int8; uint8, which are e4m3 in blocks; or float8_e4m3fn, by
+            which inputs of e4m3 are multiplied.
+        scales: (K / 128, N) float32 of blocks, (N,) or (1, N) of other numbers of a byte.
         inputs: (T, K).
         bias: (N,) or None.
         outputs: (T, N), contiguous.
         target: the GPU.
+        factors: (T, 1) float32: the scale of each row of inputs, where these are e4m3.
         is_fixed: a row's result has the same bits whatever other rows there are: tiles of one size, in each
             of which inputs are added up in one order, by one program.
     """
     num_rows, num_outputs = len(inputs), len(weights)
-    rows = _rows_of_tile(num_rows, scales is not None, target, is_fixed=is_fixed)
-    arguments, steps = _arguments(weights, scales, inputs, rows)
+    rows = _rows_of_tile(num_rows, weights, target, is_fixed=is_fixed)
+    arguments, steps = _arguments(weights, scales, inputs, factors, rows)
     tiles = -(-num_rows // rows), -(-num_outputs // _OUTPUTS)
     depth = arguments["DEPTH"]
     assert isinstance(depth, int)
@@ -117,13 +142,14 @@ def plan_grouped(
     outputs: Tensor,
     target: Target,
     *,
+    factors: Tensor | None = None,
     is_fixed: bool = False,
 ) -> Launch:
     """Return the one launch that multiplies each row of inputs (T, K) by its own matrix: outputs (T, N)."""
     num_matrices = len(starts) - 1
     each = -(-len(inputs) // num_matrices)
-    rows = _rows_of_tile(each, matrices.scales is not None, target, is_fixed=is_fixed)
-    arguments, steps = _arguments(matrices.first, matrices.scales, inputs, rows)
+    rows = _rows_of_tile(each, matrices.first, target, is_fixed=is_fixed)
+    arguments, steps = _arguments(matrices.first, matrices.scales, inputs, factors, rows)
     arguments |= {
         "offsets": matrices.offsets,
         "starts": starts,
@@ -160,25 +186,31 @@ def plan_encoding(inputs: Tensor, codes: Tensor, factors: Tensor) -> Launch:
     return Launch(encode_rows, (len(inputs),), arguments, num_warps=8)
 
 
-def _rows_of_tile(num_rows: int, is_fp8: bool, target: Target, *, is_fixed: bool) -> int:
+def _prepare(inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return inputs (T, K) as weights are multiplied with, and the scales of their rows if they have any."""
+    inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
+    return encode(inputs) if weights.dtype == torch.float8_e4m3fn else (inputs, None)
+
+
+def _rows_of_tile(num_rows: int, weights: Tensor, target: Target, *, is_fixed: bool) -> int:
     # FP8 becomes numbers in registers, of which these give a program half as many.
-    is_narrow = is_fp8 and target.is_nvidia and 100 <= target.capability < 120
+    is_narrow = weights.dtype == torch.uint8 and target.is_nvidia and 100 <= target.capability < 120
     most = _MOST_TILE_ROWS // (2 if is_narrow else 1)
-    if is_fixed:
-        return most if is_fp8 else FIXED_ROWS
+    if is_fixed:  # float32 has no tensor cores, and takes twice the registers
+        return {2: FIXED_ROWS, 4: _FIXED_ROWS_OF_FLOAT32}.get(weights.element_size(), most)
     return min(tile_of(num_rows, 16), most)
 
 
 def _arguments(
-    weights: Tensor, scales: Tensor | None, inputs: Tensor, rows: int
+    weights: Tensor, scales: Tensor | None, inputs: Tensor, factors: Tensor | None, rows: int
 ) -> tuple[dict[str, object], int]:
     """Return what both kinds of products have in common, and how many tiles of inputs there are."""
-    depth = 32 if inputs.element_size() > 2 else 64
-    if scales is not None:
-        depth = BLOCK
+    is_e4m3 = weights.dtype in (torch.uint8, torch.float8_e4m3fn)
+    depth = BLOCK if is_e4m3 else 32 if inputs.element_size() > 2 else 64
     assert inputs.stride(1) == 1, "inputs of a row follow one another"
     arguments = {
         "inputs": inputs,
+        "factors": inputs if factors is None else factors,
         "weights": weights,
         "scales": inputs if scales is None else scales,
         "offsets": inputs,
@@ -189,7 +221,8 @@ def _arguments(
         "input_stride": inputs.stride(0),
         "K": weights.shape[1],
         "N": weights.shape[0],
-        "STORED": "plain" if scales is None else "e4m3",
+        "STORED": "e4m3" if is_e4m3 else "int8" if weights.dtype == torch.int8 else "plain",
+        "HAS_FACTORS": factors is not None,
         "HAS_BIAS": False,
         "IS_GROUPED": False,
         "OUTPUTS": _OUTPUTS,
@@ -203,10 +236,12 @@ def _arguments(
 def _launch(
     grid: tuple[int, ...], arguments: dict[str, object], target: Target, *, fuses: bool
 ) -> Launch:
-    rows = arguments["ROWS"]
+    rows, weights = arguments["ROWS"], arguments["weights"]
     assert isinstance(rows, int)
-    # FP8 becomes numbers in registers.
-    warps = 8 if rows > _MOST_TILE_ROWS or (rows == 64 and arguments["STORED"] == "e4m3") else 4
+    assert isinstance(weights, Tensor)
+    # Bytes become numbers in registers.
+    is_large = rows > _MOST_TILE_ROWS or (rows == 64 and weights.element_size() == 1)
+    warps = 8 if is_large or weights.element_size() == 4 else 4
     stages = 3 if target.is_nvidia else 2
     return Launch(multiply_rows, grid, arguments, num_warps=warps, num_stages=stages, fuses=fuses)
 

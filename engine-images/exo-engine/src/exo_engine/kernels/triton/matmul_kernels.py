@@ -1,4 +1,4 @@
-"""Products with matrices of plain numbers or of FP8, one of them or many in one launch; and inputs made FP8.
+"""Products with matrices of plain numbers, INT8 or FP8, one of them or many in one launch; and inputs made FP8.
 
 Legend: T rows of inputs, K inputs, N outputs, X matrices, P parts that a sum over K is split into, B inputs
 that share a scale.
@@ -22,8 +22,9 @@ from exo_engine.kernels.triton.tile_kernels import find_tile
 @triton.jit(do_not_specialize=["num_rows", "num_matrices", "steps_of_part"])
 def multiply_rows(
     inputs,  # (T, K), rows of `input_stride`
+    factors,  # (T,) float32: the scale of each row, where inputs are FP8
     weights,  # (N, K) of the first matrix
-    scales,  # (K / B, N) float32 of the first matrix, where it is FP8
+    scales,  # (K / B, N) of the first matrix, where it is FP8; (N,) where it is INT8, or inputs are FP8, too
     offsets,  # (2, X) int64: how many numbers and scales behind the first ones each matrix's are
     starts,  # (X + 1,) int32: the rows of each matrix
     bias,  # (N,)
@@ -34,7 +35,8 @@ def multiply_rows(
     input_stride,
     K: tl.constexpr,
     N: tl.constexpr,
-    STORED: tl.constexpr,  # "plain" or "e4m3", whose B is DEPTH
+    STORED: tl.constexpr,  # "plain", "int8" or "e4m3", whose B is DEPTH unless inputs are e4m3
+    HAS_FACTORS: tl.constexpr,  # whether inputs are e4m3
     HAS_BIAS: tl.constexpr,
     IS_GROUPED: tl.constexpr,  # False: all rows by the first matrix
     OUTPUTS: tl.constexpr,
@@ -69,9 +71,15 @@ def multiply_rows(
         for step in range(first, tl.minimum(first + steps_of_part, steps)):
             at = step * DEPTH + places
             is_place = (at < K)[None, :]
-            numbers = tl.load(of_weights + at[None, :], mask=is_out[:, None] & is_place, other=0)
+            numbers = tl.load(of_weights + at[None, :], mask=is_out[:, None] & is_place, other=0.0)
             own = tl.load(of_inputs + at[None, :], mask=is_row[:, None] & is_place, other=0.0)
-            if STORED == "e4m3":
+            if (
+                HAS_FACTORS
+            ):  # some tensor cores add FP8 up with few digits, so they add up one tile only
+                sums += multiply(
+                    numbers, tl.trans(own), tl.zeros((OUTPUTS, ROWS), tl.float32), IS_INTERPRETED
+                )
+            elif STORED == "e4m3":
                 found = multiply(
                     decode_e4m3(numbers, dtype, HAS_E4M3),
                     tl.trans(own),
@@ -80,8 +88,15 @@ def multiply_rows(
                 )
                 scale = tl.load(scales + step * N + outs, mask=is_out, other=0.0)
                 sums += found * scale[:, None]
+            elif STORED == "int8":
+                whole = numbers.to(tl.float32).to(dtype)
+                sums = multiply(whole, tl.trans(own), sums, IS_INTERPRETED)
             else:
                 sums = multiply(numbers, tl.trans(own), sums, IS_INTERPRETED)
+        if HAS_FACTORS or STORED == "int8":
+            sums = sums * tl.load(scales + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
+        if HAS_FACTORS:
+            sums = sums * tl.load(factors + rows, mask=is_row, other=0.0)[None, :]
         if HAS_BIAS:
             sums += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
         place = (part.to(tl.int64) * num_rows + rows)[:, None] * N + outs[None, :]
