@@ -192,9 +192,9 @@ bench-cpu: setup-dev ## exo-engine beside llama.cpp, vLLM and transformers on a 
 bench-cpu-peers: setup-dev $(VENV)/clients/vllm/.installed ## build llama.cpp and install vLLM for `make bench-cpu` (30 minutes, once)
 	@$(BIN)/python -m benchmarks.cpu.llama_cpp
 
-gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); OUTPUT=FILE keeps the figures
-	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py \
-	  $(if $(OUTPUT),--output $(OUTPUT))
+gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); figures in OUTPUT=gpu-check.json
+	@PYTHONPATH=engine-images/exo-engine/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) \
+	  engine-images/exo-engine/benchmarks/gpu_check.py $(if $(OUTPUT),--output $(OUTPUT)) $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -28,15 +28,19 @@ def measured(report: Mapping[str, Any]) -> list[str]:
     environment, parts = report["environment"], report["parts"]
     if environment["device"] != "cuda":
         raise ValueError("these figures were not measured on a GPU, so they are none of this page")
-    lines = [
+    return [
         "## Measured",
         "",
         f"By `make gpu-check` on one {environment['gpu']} with {environment['gpu_memory_gib']} GiB, "
         f"torch {environment['torch']}, Triton {environment['triton']}, in {report['wall_seconds']:.0f} s.",
+        *tables(parts),
         "",
-        "| part | result | comparisons that hold |",
-        "| --- | --- | --- |",
     ]
+
+
+def tables(parts: Mapping[str, Any]) -> list[str]:
+    """Return the lines of what became of each part, and of what was measured."""
+    lines = ["", "| part | result | comparisons that hold |", "| --- | --- | --- |"]
     for name, part in parts.items():
         checks = [row["ok"] for row in part["rows"] if "ok" in row]
         held = f"{sum(checks)} of {len(checks)}" if checks else ""
@@ -44,7 +48,7 @@ def measured(report: Mapping[str, Any]) -> list[str]:
     rows = [row for part in parts.values() for row in part["rows"]]
     for title, key, columns in _TABLES:
         lines += _table(title, key, columns, [row for row in rows if key in row])
-    return [*lines, ""]
+    return lines
 
 
 def _table(
