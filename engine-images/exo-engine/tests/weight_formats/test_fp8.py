@@ -72,7 +72,7 @@ def test_the_scaled_product_is_that_of_inputs_in_fp8(
     monkeypatch.setattr(fp8, "is_for_triton", lambda device: True)
     parts = two_parts(96)
     matrix = filled(kind, parts, torch.bfloat16)
-    assert matrix._is_scaled
+    assert matrix.is_scaled
     torch.manual_seed(1)
     inputs, bias = torch.randn(7, 96).bfloat16(), torch.randn(80).bfloat16()
     inputs[2] *= 100
