@@ -227,9 +227,12 @@ def calls_of(names: set[str], path: Path) -> set[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
             is_function = isinstance(child, ast.FunctionDef)
             look(child, child.name if is_function else function)
-            called = child.func if isinstance(child, ast.Call) else None
-            if isinstance(called, ast.Attribute) and called.attr in names:
-                found.add((function, ast.unparse(called)))
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+                given = [*child.args, *(each.value for each in child.keywords)]
+                words = [each.value for each in given if isinstance(each, ast.Constant)]
+                is_home = child.func.attr == "to" and "cpu" in words
+                if child.func.attr in names or ("cpu" in names and is_home):
+                    found.add((function, ast.unparse(child.func)))
 
     look(ast.parse(path.read_text()), "")
     return found
