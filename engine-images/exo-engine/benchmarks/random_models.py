@@ -165,9 +165,13 @@ GPU_SIZES: dict[str, dict[str, Any]] = {
 def write_config(directory: Path, config: dict[str, Any]) -> None:
     """Write config.json for a configuration."""
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_of(config), indent=2))
+
+
+def config_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of config.json for a configuration."""
     model_type = config["architectures"][0].removesuffix("ForCausalLM").lower()
-    text = json.dumps({**config, "model_type": model_type, "hidden_act": "silu"}, indent=2)
-    (directory / "config.json").write_text(text)
+    return {**config, "model_type": model_type, "hidden_act": "silu"}
 
 
 def fill_randomly(
