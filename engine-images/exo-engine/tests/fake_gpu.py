@@ -52,6 +52,8 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
+        self.captured_rows: list[int] = []
+        """What each capture gives, the first one first."""
 
     def upload(self, numbers: torch.Tensor, target: torch.Tensor) -> None:
         self.num_uploads += 1
@@ -71,6 +73,7 @@ class FakeGpu:
         self.num_captured += 1
         with NoWaiting():
             outputs = run()
+        self.captured_rows.append(len(outputs[0]))
 
         def replay() -> None:
             self.num_replayed += 1

@@ -156,6 +156,14 @@ def test_models_whose_steps_ask_the_host_run_without_graphs(gpu, tiny_model, fam
     assert gpu.num_captured == 0
 
 
+@pytest.mark.usefixtures("quick_kernels")
+def test_the_largest_graphs_are_captured_first(gpu, tiny_model):
+    """Two that tell what they take, and then all, whose memory is that of the largest."""
+    make(tiny_model("llama"))
+    model, choices = [3, 2, 1], [size for size in (3, 2, 1) for _ in range(4)]
+    assert gpu.captured_rows[-len(model + choices) :] == model + choices
+
+
 def test_sizes_of_graphs():
     assert graph_sizes(1) == [1]
     assert graph_sizes(6) == [1, 2, 4, 6]
