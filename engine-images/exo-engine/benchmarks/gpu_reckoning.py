@@ -114,9 +114,9 @@ def add_estimates(report: dict[str, Any]) -> None:
 
 
 def small_shapes() -> tuple[Shape, ...]:
-    """Return shapes with heads of 128 and of 256 numbers and with latents, each with one step."""
+    """Return shapes with heads of 64, 128 and 256 numbers and with latents, each with one step."""
     found = {shape.dim: replace(shape, steps=((32, 1024),)) for shape in reversed(SHAPES)}
-    return tuple(found[dim] for dim in (128, 256, 576))
+    return tuple(found[dim] for dim in (64, 128, 256, 576))
 
 
 def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple[Work, Compiled]]:
