@@ -87,15 +87,17 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
 
-# The GPU machines have another release than PyTorch brings here.
-test-triton: setup-dev ## GPU kernels, interpreted and compiled for all GPUs, with the release TRITON=3.6.0
-	@[ -d $(OTHER_TRITON)/numpy ] || $(BIN)/python -m pip install -q --no-deps --upgrade --target $(OTHER_TRITON) triton==$(or $(TRITON),3.6.0) 'numpy<2.4'
+# The GPU machines have another release than PyTorch brings here. PROCESSES=2 compiles in two.
+test-triton: setup-dev ## GPU kernels, interpreted and compiled for all GPUs, with Triton 3.6.0
+	@[ -d $(OTHER_TRITON)/numpy ] || $(LOCKED) --upgrade --target $(OTHER_TRITON) -r $(OF_TRITON)/triton-3.6.0.txt
 	@PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $(TRITON_TESTS) -W "ignore:Conversion of an array with ndim:DeprecationWarning"
-	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 engine-images/exo-engine/tests/kernels/triton/test_compile.py
+	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py
 
-# Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses.
+OF_TRITON := engine-images/exo-engine/tests/kernels/triton
+# Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses: in $(OF_TRITON)/triton-3.6.0.txt is what
+# uv pip compile --no-deps --universal --python-version 3.11 --generate-hashes gives for triton==3.6.0 and numpy<2.4.
 TRITON_TESTS := $(addprefix engine-images/exo-engine/tests/,attention/test_triton.py attention/test_triton_latent.py kernels/triton kernels/test_compiled_ahead.py core/test_triton_engine.py)
-OTHER_TRITON := $(VENV)/triton-$(or $(TRITON),3.6.0)
+OTHER_TRITON := $(VENV)/triton-3.6.0
 
 # Programs that others wrote, each set in an environment of its own, which is made once and needs the network
 # then: make test-clients CLIENTS="packages aiperf"; vllm is large, and takes the CUDA libraries that PyTorch loads
