@@ -91,15 +91,17 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
 
-# The GPU machines have another release than PyTorch brings here.
-test-triton: setup-dev ## GPU kernels, interpreted and compiled for all GPUs, with the release TRITON=3.6.0
-	@[ -d $(OTHER_TRITON)/numpy ] || $(BIN)/python -m pip install -q --no-deps --upgrade --target $(OTHER_TRITON) triton==$(or $(TRITON),3.6.0) 'numpy<2.4'
+# The GPU machines have another release than PyTorch brings here. PROCESSES=2 compiles in two.
+test-triton: setup-dev ## GPU kernels, interpreted and compiled for all GPUs, with Triton 3.6.0
+	@[ -d $(OTHER_TRITON)/numpy ] || $(LOCKED) --upgrade --target $(OTHER_TRITON) -r $(OF_TRITON)/triton-3.6.0.txt
 	@PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $(TRITON_TESTS) -W "ignore:Conversion of an array with ndim:DeprecationWarning"
-	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 engine-images/exo-engine/tests/kernels/triton/test_compile.py
+	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py
 
-# Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses.
+OF_TRITON := engine-images/exo-engine/tests/kernels/triton
+# Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses: in $(OF_TRITON)/triton-3.6.0.txt is what
+# uv pip compile --no-deps --universal --python-version 3.11 --generate-hashes gives for triton==3.6.0 and numpy<2.4.
 TRITON_TESTS := $(addprefix engine-images/exo-engine/tests/,attention/test_triton.py attention/test_triton_latent.py kernels/triton kernels/test_compiled_ahead.py core/test_triton_engine.py)
-OTHER_TRITON := $(VENV)/triton-$(or $(TRITON),3.6.0)
+OTHER_TRITON := $(VENV)/triton-3.6.0
 
 # Programs that others wrote, each set in an environment of its own, which is made once and needs the network
 # then: make test-clients CLIENTS="packages aiperf"; vllm is large, and takes the CUDA libraries that PyTorch loads
@@ -197,9 +199,9 @@ bench-cpu: setup-dev ## exo-engine beside llama.cpp, vLLM and transformers on a 
 bench-cpu-peers: setup-dev $(VENV)/clients/vllm/.installed ## build llama.cpp and install vLLM for `make bench-cpu` (30 minutes, once)
 	@$(BIN)/python -m benchmarks.cpu.llama_cpp
 
-gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); OUTPUT=FILE keeps the figures
-	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py \
-	  $(if $(OUTPUT),--output $(OUTPUT))
+gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); figures in OUTPUT=gpu-check.json
+	@PYTHONPATH=engine-images/exo-engine/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) \
+	  engine-images/exo-engine/benchmarks/gpu_check.py $(if $(OUTPUT),--output $(OUTPUT)) $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

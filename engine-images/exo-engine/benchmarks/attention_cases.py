@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from exo_engine.attention.base import Rotation
 from exo_engine.attention.cache_plan import plan_cache
+from exo_engine.attention.gathering import attend_by_torch
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import AttentionLayer, Reach
-from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
+from exo_engine.attention.layout import StepArrays, StepInputs, make_inputs, pad_tables
 from exo_engine.attention.triton import TritonAttention
 from exo_engine.kernels.triton.pages import Pages
 from torch import Tensor
@@ -56,6 +58,14 @@ class Case:
     spans: tuple[tuple[int, int], ...] = tuple(SPANS)
     is_fixed: bool = False
     device: torch.device = CPU
+    is_uniform: bool = False
+    """Whether the backend is told that all have as many new tokens, as graphs tell it."""
+    is_gathered: bool = False
+    """Whether prompts are computed from gathered keys and values, where that can be."""
+    turned: int | None = None
+    """Numbers of a head that are turned as the step stores it, by the kernel that does both; None: heads come turned."""
+    has_norms: bool = False
+    """Whether that kernel normalises them, too."""
 
     def run(self, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Return what the backend gives for a step, and what is right: (T, H, D)."""
@@ -66,6 +76,8 @@ class Case:
     def _run(self, seed: int) -> tuple[Tensor, Tensor]:
         cache, tables = self.make_cache(seed)
         backend = TritonAttention([self.layer], cache, is_fixed=self.is_fixed)
+        if self.is_gathered and backend.can_gather(0):
+            backend.gather_prompts(attend_by_torch)
         heads, kv_heads, dim = self.layer.num_heads, self.layer.num_kv_heads, self.layer.head_dim
         sides = self.layer.num_planes
         histories = [
@@ -77,18 +89,58 @@ class Case:
             old = history[:, : context - new]
             write_plainly(backend._pages[0], slots + positions % self.block, old)
         inputs = make_inputs(*self.arrays(tables), block_size=self.block, device=self.device)
+        if self.is_uniform:
+            each = self.spans[0][1]
+            told = replace(inputs.layout, num_decodes=0, uniform_tokens=each)
+            inputs = replace(inputs, layout=told)
         backend.begin(inputs.layout)
         queries = torch.randn(len(inputs.positions), heads, dim).to(self.dtype)
         new = torch.cat([h[:, c - n :] for h, (c, n) in zip(histories, self.spans, strict=True)], 1)
         sinks = torch.randn(heads) if self.layer.has_sinks else None
-        with Poisoned():
-            found = backend.attend(0, queries, *both(self.layer, new), sinks=sinks)
+        if self.turned is None:
+            with Poisoned():
+                found = backend.attend(0, queries, *both(self.layer, new), sinks=sinks)
+        else:
+            found, queries = self._attend_merged(backend, inputs, queries, new, histories)
         rows = torch.split(queries, [new for _, new in self.spans])
         expected = [
             attend_plainly(self.layer, each, *both(self.layer, as_held(history, self.kv)), sinks)
             for each, history in zip(rows, histories, strict=True)
         ]
         return found, torch.cat(expected)
+
+    def _attend_merged(
+        self,
+        backend: TritonAttention,
+        inputs: StepInputs,
+        queries: Tensor,
+        new: Tensor,
+        histories: list[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Have heads normalised, turned and stored in one; return the result, and the queries that are right.
+
+        The ends of the histories become the keys that are right.
+        """
+        dim = self.layer.head_dim
+        longest = max(context for context, _ in self.spans)
+        angles = torch.randn(longest, (self.turned or 0) // 2)
+        norms = (torch.rand(dim) + 0.5, torch.rand(dim) + 0.5) if self.has_norms else None
+        if norms is not None:
+            norms = (norms[0].to(self.dtype), norms[1].to(self.dtype))
+        merged = torch.cat((queries, *new), dim=1).flatten(1)
+        rotation = Rotation(angles.cos(), angles.sin(), inputs.positions)
+        with Poisoned():
+            found = backend.attend_merged(0, merged, rotation, norms=norms, eps=1e-5)
+        assert found is not None, "a layer without sinks and latents"
+        own = angles.double()[inputs.positions.long()]
+        queries, keys = (
+            turn_plainly(states, own, None if norms is None else norms[side]).to(self.dtype)
+            for side, states in enumerate((queries, new[0]))
+        )
+        ends = torch.split(keys, [count for _, count in self.spans])
+        for history, (context, count), end in zip(histories, self.spans, ends, strict=True):
+            history[0, context - count :] = end
+        return found, queries
 
     @property
     def num_blocks(self) -> int:
@@ -133,6 +185,18 @@ class Case:
         is_coarse = torch.bfloat16 in (self.dtype, getattr(torch, self.kv, None))
         rtol, atol = TOLERANCE[torch.bfloat16 if is_coarse else self.dtype]
         torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
+
+
+def turn_plainly(states: Tensor, angles: Tensor, weight: Tensor | None) -> Tensor:
+    """Heads (T, H, D) normalised, and their first numbers turned by angles (T, R / 2), in float64."""
+    states = states.double()
+    if weight is not None:
+        squares = states.square().mean(dim=-1, keepdim=True)
+        states = states / (squares + 1e-5).sqrt() * weight.double()
+    half = angles.shape[1]
+    first, second, rest = torch.split(states, [half, half, states.shape[-1] - 2 * half], dim=-1)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def attend_plainly(
@@ -233,6 +297,9 @@ def random_case(seed: int, device: torch.device = CPU) -> Case:
             each, num_heads=heads, num_kv_heads=1, head_dim=sum(sizes), num_latent=sizes[0]
         )
     news = sorted(numbers.choice((1, 1, numbers.randint(2, 60))) for _ in range(4))
+    is_uniform = numbers.random() < 0.25
+    news = [min(news[-1], 8)] * 4 if is_uniform else news
+    is_merged = not each.has_sinks and not each.num_latent and numbers.random() < 0.5
     return Case(
         each,
         numbers.choice(list(TOLERANCE)),
@@ -241,4 +308,8 @@ def random_case(seed: int, device: torch.device = CPU) -> Case:
         tuple((new + numbers.randint(0, 200), new) for new in news),
         numbers.random() < 0.5,
         device,
+        is_uniform=is_uniform and news[-1] > 1,
+        is_gathered=numbers.random() < 0.3,
+        turned=2 * numbers.randint(1, each.head_dim // 2) if is_merged else None,
+        has_norms=numbers.random() < 0.5,
     )

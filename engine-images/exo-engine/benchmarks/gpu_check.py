@@ -4,10 +4,10 @@ It needs torch, numpy, safetensors and Triton, a CUDA device, and nothing from t
 and made on the device. Each part (`gpu_parts.py`) has a process and a time limit of its own, the most valuable
 first: attention against float64, what the device can do, products with FP8 and 4-bit codes, the shape of
 Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against itself on the CPU, the shape of Qwen3
-0.6B, `transformers`. After each, what is known is written to --output.
+0.6B, `transformers`. After each, what is known is written to --output; the tables at the end are those of the page.
 
-    make gpu-check OUTPUT=gpu_check.json                                on a machine with a GPU
-    python benchmarks/gpu_check.py --device cpu --small                 try the script itself
+    make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
+    make gpu-check ARGS="--device cpu --small"               try the script itself
 
 Exit status: 0 all equal and measured, 1 something differs or failed, 69 no CUDA device or package.
 """
@@ -19,11 +19,16 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from gpu_measured import tables
 
 EXIT_UNAVAILABLE = 69
 _REQUIRED = ("torch", "numpy", "safetensors", "triton", "exo_engine")
@@ -58,8 +63,10 @@ def main() -> int:
             "To try the script itself without one: --device cpu --small"
         )
         return EXIT_UNAVAILABLE
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part, too
     started = time.monotonic()
     report: dict[str, Any] = {"environment": _environment(arguments.device), "parts": {}}
+    _write(report, arguments.output)  # where nothing can be written, that is told at once
     print(json.dumps(report["environment"]))
     for part in arguments.parts or _PARTS:
         left = arguments.time_limit_seconds - (time.monotonic() - started)
@@ -69,7 +76,9 @@ def main() -> int:
         _write(report, arguments.output)
     _add_shares(report["parts"])
     _write(report, arguments.output)
+    print("\n".join(tables(report["parts"])))
     failed = [part for part, found in report["parts"].items() if not found["passed"]]
+    print(f"\nall figures are in {arguments.output}")
     print(f"{'FAILED: ' + ', '.join(failed) if failed else 'passed'} in {report['wall_seconds']} s")
     return 1 if failed else 0
 
@@ -78,7 +87,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models instead of real shapes")
-    parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
+    parser.add_argument(
+        "--output", type=Path, default=Path("gpu-check.json"), help="figures as JSON (%(default)s)"
+    )
     parser.add_argument("--parts", nargs="+", choices=_PARTS, help="only these")
     parser.add_argument("--time-limit-seconds", type=float, default=590.0)
     parser.add_argument("--patience", type=float, default=1.0, help="multiplies the parts' limits")
@@ -113,32 +124,54 @@ def _run(part: str, arguments: argparse.Namespace, limit: float) -> dict[str, An
     if arguments.device == "cpu" and part in ("kernels", "matrices"):
         environment["TRITON_INTERPRET"] = "1"
     begun = time.monotonic()
-    problem, output, errors = None, "", ""
-    process = subprocess.Popen(
-        [*command, *(["--small"] if arguments.small else [])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
-        output, errors = process.communicate(timeout=limit)
-        if process.returncode:
-            problem = f"ended with {process.returncode}: {errors.strip()[-1500:]}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, errors = process.communicate()
-        problem = f"was stopped after its {limit:.0f} s"
-    rows = [
-        json.loads(line)
-        for line in output.splitlines()
-        if line.startswith("{") and line.endswith("}")
-    ]
+    # In files: a process that the part has left behind would keep the end of a pipe open.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [*command, *(["--small"] if arguments.small else [])],
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=limit)
+            problem = f"ended with {code}: {_read(errors).strip()[-1500:]}" if code else None
+        except subprocess.TimeoutExpired:
+            problem = f"was stopped after its {limit:.0f} s"
+        finally:
+            _kill_session(process)
+        rows = _rows(_read(output))
     wrong = sum(1 for row in rows if row.get("ok") is False)
     if problem is None and wrong:
         problem = f"{wrong} of {len(rows)} comparisons do not hold"
+    if problem is None and not rows:
+        problem = "ended without a comparison or a figure"
     seconds = round(time.monotonic() - begun, 1)
     return {"passed": problem is None, "problem": problem, "seconds": seconds, "rows": rows}
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """End a part and what it has started, and do not wait long for what hangs in a driver."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    """Return what is a row of what a part has printed; the last line may be cut off, and others be a library's."""
+    rows = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
 
 
 def _add_shares(parts: dict[str, Any]) -> None:
@@ -176,10 +209,12 @@ def _print_part(part: str, found: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _write(report: dict[str, Any], output: Path | None) -> None:
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+def _write(report: dict[str, Any], output: Path) -> None:
+    """Write what is known so far; who stops it meanwhile keeps what was known before."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    draft = output.with_name(output.name + ".new")
+    draft.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    draft.replace(output)
 
 
 if __name__ == "__main__":

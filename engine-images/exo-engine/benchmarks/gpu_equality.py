@@ -12,6 +12,8 @@ from typing import Any
 _TIE = 2e-3
 _NUM_TOKENS = 48
 _PROMPT_LENGTHS = (1, 7, 16, 33, 64, 100, 150, 257)
+# Where bits do not depend on the schedule with --batch-invariant.
+_FIXED = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe")
 # So few that they run out however few prompts a slow step takes in; a window holds few at a time.
 _SCARCE_BLOCKS = {"mistral": 10}
 
@@ -25,7 +27,7 @@ def check_equality(device: str) -> Iterator[dict[str, Any]]:
         for family, config in FAMILIES.items():
             model = write_model(Path(directory) / family, config, seed=len(family))
             expected = _run_family(model, "cpu", prompts, is_oracle=True)
-            if device == "cuda":
+            if device == "cuda" and family in _FIXED:
                 yield _compare_bits(family, model, prompts)
             for way, completions in _run_family(model, device, prompts).items():
                 oracle = expected["seeded" if way == "seeded" else "batched"]
@@ -59,7 +61,8 @@ def _run_family(
 
     options: dict[str, Any] = {"dtype": "float32", "device": device, "max_model_len": 320}
     if device == "cuda":
-        options["kv_cache_bytes"] = 2**28
+        # As many sequences as there are: graphs and kernels for more would be made for nobody.
+        options |= {"kv_cache_bytes": 2**28, "max_num_seqs": len(prompts)}
     greedy = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, logprobs=2)
     ways: list[dict[str, Any]] = [{"top_p": 0.95}, {"top_k": 20, "min_p": 0.02}, {}]
     seeded = [
@@ -77,13 +80,8 @@ def _run_family(
     found["cached"] = roomy.generate(prompts, greedy)
     found["one by one"] = [roomy.generate([prompt], greedy)[0] for prompt in prompts]
     num_blocks = _SCARCE_BLOCKS.get(model.name, 24)
-    scarce = LLM(
-        model,
-        **options,
-        num_gpu_blocks_override=num_blocks,
-        max_num_batched_tokens=40,
-        max_num_seqs=8,
-    )
+    options |= {"num_gpu_blocks_override": num_blocks, "max_num_batched_tokens": 40}
+    scarce = LLM(model, **{**options, "max_num_seqs": 8})
     found["scarce"] = scarce.generate(prompts, greedy)
     if scarce.stats().num_preemptions_total == 0:
         raise AssertionError("blocks were meant to run out and did not")

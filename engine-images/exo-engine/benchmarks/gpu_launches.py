@@ -31,7 +31,8 @@ class Work:
     head_dim: int
     """0 where there are no heads."""
     kind: str
-    """decode, combine, prefill, store, codes, add, numbers, fp8, int8, scaled, fixed, grouped, router, heads, encode or norm."""
+    """decode, verify, combine, prefill, store, codes, add, numbers, fp8, int8, scaled, fixed, grouped, router, heads,
+    encode or norm."""
     padding: float = 1.0
     """By how much operations grow, as rows fill up tiles."""
     tiles_per_program: float = 1.0
@@ -91,28 +92,44 @@ def all_works(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Wo
         for kv in ("bfloat16", "fp8_e4m3"):
             for batch, context in shape.steps:
                 yield from _decode(shape, kv, batch, context, target)
+            if not shape.num_latent:  # several tokens of latent attention are a prompt
+                yield from _decode(shape, kv, 32, 1024, target, tokens=4)
             yield _prefill(shape, kv, 2048, target)
             if shape.dim != 256 or shapes is SHAPES:  # nothing that heads of 128 do not have
                 yield _storing(shape, kv, 256)
         if shape.dim == 128:
             yield _prefill(shape, "bfloat16", 2048, target, is_fixed=True)
             yield from _decode(shape, "bfloat16", 32, 1024, target, is_fixed=True)
+            if shapes is not SHAPES:  # what differs in the kernel, and in no time that is reckoned
+                yield from _decode(shape, "int8", 32, 1024, target)
+                yield _prefill(shape, "int8", 2048, target)
+                yield _storing(shape, "int8", 256)
 
 
 def _decode(
-    shape: Shape, kv: str, batch: int, context: int, target: Target, *, is_fixed: bool = False
+    shape: Shape,
+    kv: str,
+    batch: int,
+    context: int,
+    target: Target,
+    *,
+    is_fixed: bool = False,
+    tokens: int = 1,
 ) -> Iterator[Work]:
-    part = Part(*_step(batch, context), 0, batch, batch, context, uniform_tokens=1)
-    launches = _plan(shape, kv, batch, part, target, is_fixed=is_fixed)
-    seen = min(context, shape.reach.window or context)
+    """Yield steps of one token of each sequence, or of several to be verified."""
+    num_tokens = batch * tokens
+    part = Part(*_step(batch, context), 0, batch, num_tokens, context, uniform_tokens=tokens)
+    launches = _plan(shape, kv, num_tokens, part, target, is_fixed=is_fixed)
+    seen = min(context, (shape.reach.window or context) + tokens - 1)
     read = batch * seen * shape.row_bytes(kv, shape.kv_heads)
-    own = 2 * batch * shape.heads * (shape.dim + shape.value_dim)
+    own = 2 * num_tokens * shape.heads * (shape.dim + shape.value_dim)
     name = f"{shape.name}, {kv}, {batch} x {context}" + (", fixed" if is_fixed else "")
-    operations = 2.0 * batch * seen * shape.heads * (shape.dim + shape.value_dim)
+    kind, name = ("decode", name) if tokens == 1 else ("verify", f"{name}, {tokens} tokens each")
+    operations = 2.0 * num_tokens * seen * shape.heads * (shape.dim + shape.value_dim)
     partial = sum(launch.arguments["SEGMENTS"] for launch in launches[1:]) * own * 2
     tile = _tile(shape, kv, launches[0])
     yield Work(
-        f"decode {name}", launches[0], read + own + partial, operations, shape.dim, "decode",
+        f"{kind} {name}", launches[0], read + own + partial, operations, shape.dim, kind,
         tile.padding, seen / launches[0].arguments["SEGMENTS"] / tile.keys, tile.num_bytes,
     )  # fmt: skip
     for launch in launches[1:]:

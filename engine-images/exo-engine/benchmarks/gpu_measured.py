@@ -7,13 +7,28 @@ from typing import Any
 
 _TABLES: Sequence[tuple[str, str, Mapping[str, tuple[str, float]]]] = (
     ("The device", "limit", {"bytes_per_second": ("TB/s", 1e-12), "operations_per_second": ("TFLOP/s", 1e-12)}),
-    ("Steps of single tokens", "sequences", {"context": ("context", 1), "step_seconds": ("ms per step", 1e3), "tokens_per_second": ("tokens/s", 1), "share_of_roofline": ("of the copy rate, %", 100)}),
+    ("Steps of single tokens", "sequences", {"context": ("context", 1), "step_seconds": ("ms per step", 1e3), "tokens_per_second": ("tokens/s", 1), "planner_tokens_per_second": ("planner, tokens/s", 1), "share_of_roofline": ("of the copy rate, %", 100)}),
     ("Prompts", "prompt", {"seconds": ("ms", 1e3), "tokens_per_second": ("tokens/s", 1)}),
     ("Mixed requests", "mixed_requests", {"seconds": ("s", 1), "tokens_per_second": ("tokens/s", 1), "times_transformers": ("times transformers", 1)}),
     ("Idle time in steps", "idle_at", {"idle_share": ("idle, %", 100)}),
     ("Starts", "ready_seconds", {"weights_bytes": ("weights, GB", 1e-9)}),
 )  # fmt: skip
 """Title, the key that tells a table's rows, and the other columns: key, title and what the number is multiplied by."""
+
+_TARGETS: Sequence[tuple[Mapping[str, Any], str, float]] = (
+    ({"model": "llama-3.1-8b", "sequences": 1}, "tokens_per_second", 240),
+    ({"model": "llama-3.1-8b", "sequences": 32}, "tokens_per_second", 5_700),
+    ({"model": "llama-3.1-8b", "sequences": 256}, "tokens_per_second", 16_000),
+    ({"model": "llama-3.1-8b", "prompt": 2048}, "tokens_per_second", 40_000),
+    ({"model": "llama-3.1-8b fp8", "sequences": 256}, "tokens_per_second", 26_000),
+    ({"model": "qwen3-0.6b", "sequences": 1}, "tokens_per_second", 900),
+    ({"model": "qwen3-0.6b", "sequences": 256}, "tokens_per_second", 25_000),
+    ({"model": "llama-3.1-8b", "mixed_requests": 256}, "times_transformers", 5),
+    ({"model": "llama-3.1-8b", "idle_at": 32}, "idle_share", 0.03),
+    ({"model": "llama-3.1-8b"}, "ready_seconds", 20),
+)
+"""On one H200: what tells a row, what of it counts, and how much it is to be; at most of idle time and of starts."""
+_AT_MOST = ("idle_share", "ready_seconds")
 
 
 def measured(report: Mapping[str, Any]) -> list[str]:
@@ -28,15 +43,20 @@ def measured(report: Mapping[str, Any]) -> list[str]:
     environment, parts = report["environment"], report["parts"]
     if environment["device"] != "cuda":
         raise ValueError("these figures were not measured on a GPU, so they are none of this page")
-    lines = [
+    return [
         "## Measured",
         "",
         f"By `make gpu-check` on one {environment['gpu']} with {environment['gpu_memory_gib']} GiB, "
         f"torch {environment['torch']}, Triton {environment['triton']}, in {report['wall_seconds']:.0f} s.",
+        *tables(parts),
+        *(_targets(parts) if "H200" in environment["gpu"] else ()),
         "",
-        "| part | result | comparisons that hold |",
-        "| --- | --- | --- |",
     ]
+
+
+def tables(parts: Mapping[str, Any]) -> list[str]:
+    """Return the lines of what became of each part, and of what was measured."""
+    lines = ["", "| part | result | comparisons that hold |", "| --- | --- | --- |"]
     for name, part in parts.items():
         checks = [row["ok"] for row in part["rows"] if "ok" in row]
         held = f"{sum(checks)} of {len(checks)}" if checks else ""
@@ -44,7 +64,21 @@ def measured(report: Mapping[str, Any]) -> list[str]:
     rows = [row for part in parts.values() for row in part["rows"]]
     for title, key, columns in _TABLES:
         lines += _table(title, key, columns, [row for row in rows if key in row])
-    return [*lines, ""]
+    return lines
+
+
+def _targets(parts: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("", "### Targets on an H200", "", "| what | wanted | measured | reached |", "| --- | --- | --- | --- |")  # fmt: skip
+    rows = [row for part in parts.values() for row in part["rows"]]
+    for told, what, wanted in _TARGETS:
+        found = (row[what] for row in rows if told.items() <= row.items() and what in row)
+        value = next(found, None)
+        words = ", ".join(str(each) if name == "model" else f"{name.replace('_', ' ')} {each}" for name, each in told.items())  # fmt: skip
+        sign, reached = "≤" if what in _AT_MOST else "≥", ""
+        if value is not None:
+            reached = "yes" if (value <= wanted if what in _AT_MOST else value >= wanted) else "no"
+        shown = "not measured" if value is None else _number(value)
+        yield f"| {words}: {what.replace('_', ' ')} | {sign} {_number(wanted)} | {shown} | {reached} |"
 
 
 def _table(

@@ -5,8 +5,10 @@ Legend: T rows of inputs, H heads, K inputs, N outputs, X experts.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from exo_engine.kernels.triton import fixed, matmul
 from exo_engine.kernels.triton.launch import Launch, Target
 from exo_engine.weight_formats.fp8 import why_not_scaled
 from gpu_launches import META, Work
-from product_cases import ProductCase, random_product_case
+from product_cases import ProductCase, check_fp8, check_norm, fp8_kinds, random_product_case
 
 ROWS = (1, 32, 128)
 FIXED_ROWS = (1, 32, 256, 2048)
@@ -154,14 +156,19 @@ def _norm(rows: int, size: int) -> Work:
 
 
 def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]:
-    """Hold random products equal to float64; fresh ones each time."""
+    """Hold random products and norms equal to float64; fresh ones each time."""
     first = random.SystemRandom().randrange(2**31)
-    for seed in range(first, first + count):
-        row: dict[str, Any] = {"check": "products", "seed": seed, "ok": True}
+    most = 200 if device.type == "cpu" else 3000
+    checks: dict[str, Callable[[int], None]] = {
+        "products": lambda seed: random_product_case(seed, device, most=most).check(seed),
+        "norm": partial(check_norm, device),
+    }
+    for kind in fp8_kinds(Target.of(device)):
+        checks[kind.__name__] = partial(check_fp8, kind, device)
+    for seed, name in itertools.product(range(first, first + count), checks):
+        row: dict[str, Any] = {"check": name, "seed": seed, "ok": True}
         try:
-            random_product_case(seed, device, most=200 if device.type == "cpu" else 3000).check(
-                seed
-            )
+            checks[name](seed)
         except Exception as exc:  # the next case is to be tried, too
             row |= {"ok": False, "error": f"{type(exc).__name__}: {exc}"[:500]}
         yield row

@@ -26,6 +26,7 @@ from gpu_matrices import matrix_works
 from gpu_measured import measured
 from gpu_products import product_works
 from offline_compiler import Compiled, compile_launch, compiled_key, targets
+from random_models import GPU_SIZES, config_of
 
 _LAUNCH_SECONDS = 2e-6
 _LATENCY_SECONDS = 0.8e-6
@@ -79,15 +80,43 @@ def main() -> int:
     if arguments.write:
         measurements = arguments.write.with_suffix(".json")
         report = json.loads(measurements.read_text()) if measurements.exists() else None
+        if report is not None:
+            add_estimates(report)
         rows = [row for card in CARDS for row in reckon_card(card)]
         arguments.write.write_text(page(rows, report))
     return 0
 
 
+def add_estimates(report: dict[str, Any]) -> None:
+    """Put the planner's estimate beside each step of single tokens that was measured, where it knows the GPU."""
+    from exo_inference.errors import UsageError
+    from exo_inference.planner import EngineParameters, find_gpu, plan, read_architecture
+
+    try:
+        gpu = find_gpu(report["environment"]["gpu"])
+    except UsageError:
+        return
+    for row in (row for part in report["parts"].values() for row in part["rows"]):
+        size, _, way = row.get("model", "").partition(" ")
+        if size not in GPU_SIZES or way not in ("", "fp8", "int4") or "sequences" not in row:
+            continue
+        parameters = EngineParameters(
+            engine="exo",
+            max_model_len=row["context"],
+            max_num_seqs=row["sequences"],
+            quantization=way or None,
+            kv_cache_dtype="fp8" if way == "fp8" else "auto",
+        )
+        speed = plan(read_architecture(config_of(GPU_SIZES[size])), gpu, 1, parameters).speed
+        for each in speed.batches if speed is not None else ():
+            if each.batch == row["sequences"]:
+                row["planner_tokens_per_second"] = each.tokens_per_second
+
+
 def small_shapes() -> tuple[Shape, ...]:
-    """Return shapes with heads of 128 and of 256 numbers and with latents, each with one step."""
+    """Return shapes with heads of 64, 128 and 256 numbers and with latents, each with one step."""
     found = {shape.dim: replace(shape, steps=((32, 1024),)) for shape in reversed(SHAPES)}
-    return tuple(found[dim] for dim in (128, 256, 576))
+    return tuple(found[dim] for dim in (64, 128, 256, 576))
 
 
 def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple[Work, Compiled]]:

@@ -1,7 +1,7 @@
 """Random matrices in the GPU's formats, held equal to products in float64.
 
 Used by the tests, under Triton's interpreter, and by `gpu_check.py` on a GPU. What lies behind a row of inputs
-is no number, and so is what results are written over.
+is no number, and so is all memory that a product takes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import random
 from dataclasses import dataclass, replace
 
 import torch
+from attention_cases import CPU, Poisoned
 from exo_engine.kernels.quantized import QuantizedMatrix
 from exo_engine.kernels.triton import codes
 from exo_engine.kernels.triton.launch import Target
 from torch import Tensor
 
-CPU = torch.device("cpu")
 _ROUNDING = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 """Of a product's largest number; bfloat16's is twice what rounding may be, as the interpreter cuts off."""
 
@@ -70,7 +70,8 @@ class CodesCase:
             numbers = numbers.to(self.dtype)
         expected = inputs.double() @ numbers.double().T
         expected = expected if bias is None else expected + bias.double()
-        found = codes.multiply(matrix, inputs, bias)
+        with Poisoned():
+            found = codes.multiply(matrix, inputs, bias)
         most = float(expected.abs().max()) * rounding(self.dtype)
         assert found.dtype == self.dtype
         torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)

@@ -6,10 +6,13 @@ import random
 from dataclasses import dataclass
 
 import torch
+from attention_cases import CPU, Poisoned
+from exo_engine.kernels.triton import fixed
 from exo_engine.kernels.triton.launch import Target
 from exo_engine.kernels.triton.matmul import BLOCK, Matrices, encode, plan_grouped, plan_product
-from exo_engine.weight_formats.fp8 import why_not_scaled
-from matrix_cases import CPU, rounding
+from exo_engine.weight_formats.base import Share
+from exo_engine.weight_formats.fp8 import Fp8, Fp8PerBlock, Fp8PerTensor, why_not_scaled
+from matrix_cases import rounding
 from torch import Tensor
 
 
@@ -84,16 +87,18 @@ class ProductCase:
             bias = torch.linspace(-3, 3, self.num_outputs).to(self.device, self.dtype)
             expected = expected + bias.double()
         scale = scales[0] if scales else None
-        for launch in plan_product(
-            numbers[0],
-            scale,
-            inputs,
-            bias,
-            outputs,
-            target,
-            factors=factors,
-            is_fixed=self.is_fixed,
-        ):
+        with Poisoned():
+            launches = plan_product(
+                numbers[0],
+                scale,
+                inputs,
+                bias,
+                outputs,
+                target,
+                factors=factors,
+                is_fixed=self.is_fixed,
+            )
+        for launch in launches:
             launch.run()
         return outputs, expected
 
@@ -120,3 +125,54 @@ def random_product_case(seed: int, device: torch.device = CPU, *, most: int = 30
         dtype=numbers.choice((torch.float32, torch.bfloat16, torch.float16)),
         device=device,
     )
+
+
+def check_fp8(kind: type[Fp8], device: torch.device, seed: int) -> None:
+    """Fail where a product with FP8, as a layer makes it, is not that of its numbers; in bfloat16."""
+    numbers = random.Random(seed)
+    rows, (num_inputs, num_outputs) = (
+        numbers.choice((1, 17, 130)),
+        (16 * numbers.randint(1, 20) for _ in range(2)),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    matrix = kind(num_outputs, num_inputs, dtype=torch.bfloat16, device=device)
+    every = slice(0, num_outputs)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator)
+    matrix.load("weight", weight, Share(every, every, slice(0, num_inputs)))
+    matrix.finish()
+    spread = torch.logspace(-2, 2, rows).unsqueeze(1)
+    inputs = (torch.randn(rows, num_inputs, generator=generator) * spread).to(
+        device, torch.bfloat16
+    )
+    seen = inputs.float()
+    if matrix.is_scaled:
+        factors = seen.abs().amax(dim=1, keepdim=True) / 448
+        seen = (seen / factors).to(torch.float8_e4m3fn).float() * factors
+    expected = seen.double() @ matrix.numbers(every).double().T
+    with Poisoned():
+        found = matrix.multiply(inputs, None)
+    off = (found.double() - expected).abs().amax(dim=1) / expected.abs().amax(dim=1)
+    assert float(off.max()) < 2 * rounding(torch.bfloat16), (
+        f"{kind.__name__}: off by {off.max():.3g}"
+    )
+
+
+def fp8_kinds(target: Target) -> list[type[Fp8]]:
+    """Return the formats that a GPU can have."""
+    return [Fp8PerBlock] if why_not_scaled(target) else [Fp8, Fp8PerTensor, Fp8PerBlock]
+
+
+def check_norm(device: torch.device, seed: int) -> None:
+    """Fail where the norm of `--batch-invariant` is not that of float64."""
+    numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype = numbers.choice((torch.float32, torch.bfloat16, torch.float16))
+    shape = numbers.randint(1, 9), numbers.choice((20, 128, 1000, 5120))
+    states, weight = (
+        torch.randn(each, generator=generator).to(device, dtype) for each in (shape, shape[1:])
+    )
+    with Poisoned():
+        found = fixed.normalise(states, weight, 1e-5)
+    squares = states.double().square().mean(dim=1, keepdim=True)
+    expected = states.double() / (squares + 1e-5).sqrt() * weight.double()
+    most = float(expected.abs().max()) * rounding(dtype)
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)

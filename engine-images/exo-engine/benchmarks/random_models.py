@@ -51,6 +51,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {**_SMALL, "architectures": ["MistralForCausalLM"], "sliding_window": 48},
     "qwen2": {**_SMALL, "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**_SMALL, "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "qwen3-moe": {
+        **_SMALL,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+    "deepseek-v3": {
+        **_SMALL,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_key_value_heads": 8,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+    },
 }
 """One small model per family."""
 
@@ -165,9 +193,13 @@ GPU_SIZES: dict[str, dict[str, Any]] = {
 def write_config(directory: Path, config: dict[str, Any]) -> None:
     """Write config.json for a configuration."""
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_of(config), indent=2))
+
+
+def config_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of config.json for a configuration."""
     model_type = config["architectures"][0].removesuffix("ForCausalLM").lower()
-    text = json.dumps({**config, "model_type": model_type, "hidden_act": "silu"}, indent=2)
-    (directory / "config.json").write_text(text)
+    return {**config, "model_type": model_type, "hidden_act": "silu"}
 
 
 def fill_randomly(

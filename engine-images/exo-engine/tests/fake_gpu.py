@@ -12,11 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 WAITING = (
     "aten.bincount",
     "aten._local_scalar_dense",
+    "aten._unique",
+    "aten.allclose",
     "aten.nonzero",
     "aten.equal",
     "aten.masked_select",
     "aten.unique",
 )
+MASKS = (torch.bool, torch.uint8)
 
 
 def give_zeros(launch: Launch) -> None:
@@ -32,6 +35,11 @@ class NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         is_waiting = str(func).startswith(WAITING) or _copies_to_host(func, args, kwargs)
+        if str(func).startswith(("aten.index.", "aten.index_put", "aten._index_put")):
+            # A mask becomes the places where it is true, however many these are.
+            is_waiting |= any(each is not None and each.dtype in MASKS for each in args[1])
+        if str(func).startswith("aten.repeat_interleave.Tensor"):  # of so many, unless that is said
+            is_waiting |= kwargs.get("output_size") is None
         assert not is_waiting, f"the host would wait for {func}"
         return func(*args, **kwargs)
 
@@ -56,6 +64,8 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
+        self.captured_rows: list[int] = []
+        """What each capture gives, the first one first."""
 
     def upload(self, numbers: torch.Tensor, target: torch.Tensor) -> None:
         self.num_uploads += 1
@@ -75,6 +85,7 @@ class FakeGpu:
         self.num_captured += 1
         with NoWaiting():
             outputs = run()
+        self.captured_rows.append(len(outputs[0]))
 
         def replay() -> None:
             self.num_replayed += 1

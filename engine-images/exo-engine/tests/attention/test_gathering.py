@@ -16,6 +16,7 @@ from exo_engine.attention.layer import Reach
 from exo_engine.attention.triton import TritonAttention
 from exo_engine.errors import ConfigurationError
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import attention_cases
@@ -56,6 +57,21 @@ def test_every_way_to_store_numbers(kv, monkeypatch):
 def test_prompts_beyond_the_bound_are_read_in_place(monkeypatch):
     monkeypatch.setattr(gathering, "MAX_GATHERED", 50)
     check(Case(layer(2, 1), spans=SPANS), "torch", monkeypatch, 0)
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=13)], ids=["full", "window"])
+def test_pytorch_takes_what_its_flash_attention_is_given(reach):
+    """On a double of a GPU's tensors, which have shapes and no numbers: PyTorch checks names, types and sizes."""
+    each = layer(8, 2, 128, reach=reach)
+    with FakeTensorMode():
+        queries = torch.empty(24, 8, 128, dtype=torch.bfloat16, device="cuda")
+        keys, values = torch.empty(2, 94, 2, 128, dtype=torch.bfloat16, device="cuda")
+        starts = torch.empty(3, dtype=torch.int32, device="cuda")
+        places = torch.empty(94, dtype=torch.int64, device="cuda")
+        ends = (0, 20, 24), (0, 20, 94)
+        prompts = gathering.Prompts(slice(0, 24), places, places, starts, starts, *ends)
+        found = gathering.attend_by_torch(each, queries, keys, values, prompts)
+    assert (found.shape, found.dtype, found.device.type) == (queries.shape, queries.dtype, "cuda")
 
 
 def fake_flashinfer() -> ModuleType:

@@ -49,6 +49,36 @@ def test_every_way_to_store_numbers(kv):
     Case(layer(2, 1), torch.float16, kv, spans=((1, 1), (70, 1), (20, 20))).check()
 
 
+@pytest.mark.parametrize(
+    ("name", "is_fixed", "kv", "num_launches"),
+    [
+        ("full", False, "float32", 2),
+        ("window", True, "bfloat16", 2),
+        pytest.param("cap", False, "fp8_e4m3", 1, marks=SLOW),
+        pytest.param("sinks", True, "int8", 2, marks=SLOW),
+        pytest.param("chunk", False, "bfloat16", 1, marks=SLOW),
+        pytest.param("latent", False, "bfloat16", 1, marks=SLOW),
+    ],
+)
+def test_several_tokens_of_each_sequence_are_verified(
+    name, is_fixed, kv, num_launches, monkeypatch
+):
+    """As graphs tell it: all have four, however long their contexts are; split, and put together."""
+    monkeypatch.setattr(launching, "FIXED_SEGMENT", 64)
+    plan, plans = triton.plan_attention, []
+
+    def noted(*arguments, **options):
+        plans.append(plan(*arguments, **options))
+        return plans[-1]
+
+    monkeypatch.setattr(triton, "plan_attention", noted)
+    spans = ((9, 4), (270, 4), (4, 4), (70, 4))
+    Case(LAYERS[name], torch.float32, kv, 4, spans, is_fixed=is_fixed, is_uniform=True).check()
+    (launches,) = plans
+    assert len(launches) == num_launches
+    assert launches[0].arguments["IS_UNIFORM"] == (name != "latent")
+
+
 @pytest.mark.parametrize("context", [20, 260])  # whole, and split
 def test_what_no_kernel_writes_is_no_number(context, monkeypatch):
     """Memory that was given back may hold what is right from the time before, so all that a step takes is poisoned."""
@@ -144,6 +174,20 @@ def last_rows(case: Case) -> Tensor:
     sinks = torch.ones(case.layer.num_heads) if case.layer.has_sinks else None
     outputs = backend.attend(0, queries, *both(case.layer, own), sinks=sinks)
     return outputs[inputs.layout.query_starts[1:].long() - 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv", "turned", "has_norms"),
+    [
+        (torch.bfloat16, "fp8_e4m3", 16, True),
+        pytest.param(torch.float32, "int8", 12, True, marks=SLOW),
+        pytest.param(torch.float16, "bfloat16", 16, False, marks=SLOW),
+        pytest.param(torch.float32, "float32", 2, True, marks=SLOW),
+    ],
+)
+def test_heads_prepared_and_stored_in_one_are_those_of_float64(dtype, kv, turned, has_norms):
+    spans = ((9, 1), (3, 3), (70, 4))
+    Case(layer(), dtype, kv, 4, spans, turned=turned, has_norms=has_norms).check()
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import gpu_check
 from gpu_idle import idle_share
 
+ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
+# As `sitecustomize`, which Python imports by itself: a machine without network that has PyTorch, Triton, NumPy,
+# transformers, safetensors, tokenizers, aiohttp, uvloop and msgpack, and of this repository the engine.
+BARE_MACHINE = """
+import socket, sys
+ABSENT = {
+    "exo_inference", "fastapi", "jinja2", "llguidance", "opentelemetry", "prometheus_client", "pydantic", "starlette",
+}
+class Finder:
+    def __init__(self, whole):
+        self.whole = whole
+    def __getattr__(self, name):
+        return getattr(self.whole, name)
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else self.whole.find_spec(name, path, target)
+sys.meta_path[:] = map(Finder, sys.meta_path)
+plainly = socket.socket.connect
+def connect(self, address):
+    if self.family != socket.AF_UNIX:
+        raise OSError(f"this machine has no network, and {address} was asked for")
+    return plainly(self, address)
+socket.socket.connect = connect
+"""
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,18 +63,26 @@ def test_without_a_gpu_it_says_so_and_fails():
 
 
 @pytest.mark.slow
-def test_on_the_cpu_every_part_passes_and_figures_are_written(tmp_path):
+def test_on_a_cpu_with_the_packages_of_a_gpu_machine_every_part_passes(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BARE_MACHINE)
     output = tmp_path / "gpu_check.json"
-    result = run(
-        *("--device", "cpu", "--small", "--output", str(output)),
-        *("--patience", "5", "--time-limit-seconds", "1000"),
+    options = "--device cpu --small --patience 5 --time-limit-seconds 1000"
+    result = subprocess.run(
+        ["make", "gpu-check", f"PYTHON={sys.executable}", f"OUTPUT={output}", f"ARGS={options}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "### Steps of single tokens" in result.stdout
     parts = json.loads(output.read_text())["parts"]
     assert next(iter(parts)) == "kernels"
     assert all(part["passed"] and part["rows"] for part in parts.values())
     equality = parts["equality"]["rows"]
-    assert len(equality) == 20
+    assert len(equality) == 30
     assert all(row["equal_tokens"] == row["tokens"] > 0 for row in equality)
     prompts = [row for row in parts["qwen3-0.6b"]["rows"] if "prompt" in row]
     assert [row["prompt"] for row in prompts] == [64, 256]
@@ -73,6 +108,73 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(tmp_path):
     parts = json.loads(output.read_text())["parts"]
     assert parts["equality"]["problem"] == "was stopped after its 0 s"
     assert list(parts) == ["equality", "limits"]
+
+
+def arguments(output: Path) -> list[str]:
+    return ["gpu_check.py", "--device", "cpu", "--small", "--output", str(output)]
+
+
+@pytest.fixture
+def part(tmp_path, monkeypatch):
+    """Run a part that is a program of the test's."""
+
+    def run_part(program: str, limit: float = 100.0) -> dict[str, object]:
+        script = tmp_path / "part.py"
+        script.write_text(program)
+        monkeypatch.setattr(gpu_check, "_SCRIPT", script)
+        return gpu_check._run("limits", Namespace(device="cpu", small=True), limit)
+
+    return run_part
+
+
+def test_what_is_known_is_written_after_each_part(tmp_path, monkeypatch):
+    output, known = tmp_path / "new" / "gpu-check.json", []
+
+    def run_part(name, *others):
+        known.append(list(json.loads(output.read_text())["parts"]))
+        return {"passed": name != "limits", "problem": None, "seconds": 1.0, "rows": [{"limit": 1}]}
+
+    monkeypatch.setattr(gpu_check, "_run", run_part)
+    monkeypatch.setattr(sys, "argv", [*arguments(output), "--parts", "kernels", "limits", "matrices"])  # fmt: skip
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    assert gpu_check.main() == 1
+    assert known == [[], ["kernels"], ["kernels", "limits"]]
+    assert list(json.loads(output.read_text())["parts"]) == ["kernels", "limits", "matrices"]
+    assert os.listdir(output.parent) == [output.name]
+
+
+def test_a_place_where_nothing_can_be_written_is_told_before_a_part_has_run(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(gpu_check, "_run", lambda *part: pytest.fail("ten minutes for nothing"))
+    monkeypatch.setattr(sys, "argv", arguments(tmp_path / "file" / "gpu-check.json"))
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    with pytest.raises(OSError, match="file"):
+        gpu_check.main()
+
+
+def test_what_a_part_leaves_behind_is_ended_and_not_waited_for(tmp_path, part):
+    held = tmp_path / "held"
+    held.touch()
+    program = f"""
+import fcntl, subprocess
+held = open({str(held)!r})
+fcntl.flock(held, fcntl.LOCK_EX)
+subprocess.Popen(["sleep", "1000"], pass_fds=[held.fileno()])
+print('{{"limit": 1}}', flush=True)
+"""
+    assert part(program)["passed"]
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_lines_that_are_no_rows_are_left_out(part):
+    found = part("""print("{'a': 1}"); print('{"limit": {"a": 1}'); print('[1]\\n{"limit": 2}')""")
+    assert (found["passed"], found["rows"]) == (True, [{"limit": 2}])
+
+
+def test_a_part_without_a_row_has_not_passed(part):
+    assert part("")["problem"] == "ended without a comparison or a figure"
+    assert part("raise SystemExit('no memory')")["problem"] == "ended with 1: no memory"
 
 
 def test_idle_is_what_no_kernel_covers():

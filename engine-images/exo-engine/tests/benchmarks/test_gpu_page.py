@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from gpu_reckoning import Row, page
+from gpu_reckoning import Row, add_estimates, page
 
 DOCS = Path(__file__).parents[4] / "docs" / "benchmarks"
 RECKONED = Row("decode Some-8B", "H200", 1.0, 3.1, "memory", 120, 16)
@@ -45,11 +45,42 @@ def test_figures_of_a_report_stand_before_what_was_reckoned():
     assert "on one Some GPU with 139.8 GiB, torch 2.11.0, Triton 3.6.0, in 571 s." in measured
     assert "| kernels | FAILED | 1 of 2 |" in measured
     assert "| some-8b | passed |  |" in measured
-    assert "| some-8b | 32 | 1,024 | 5 | 6,400 | 75 |" in measured
+    assert "| some-8b | 32 | 1,024 | 5 | 6,400 |  | 75 |" in measured
     assert "| some-8b | 32 | 2.1 |" in measured
     assert "decode Some-8B" not in measured
     assert reckoned.lstrip().startswith("**Reckoned, not measured: all tables from here on.**")
     assert "some-8b" not in reckoned
+
+
+def report_of(gpu: str, *rows: dict[str, object]) -> dict[str, object]:
+    parts = {"a part": {"passed": True, "rows": list(rows)}}
+    return {**REPORT, "environment": {**ENVIRONMENT, "gpu": gpu}, "parts": parts}
+
+
+def test_the_planners_estimate_stands_beside_what_was_measured():
+    rows = [STEP | {"model": "llama-3.1-8b" + way} for way in ("", " fp8", " batch-invariant")]
+    for gpu, wanted in (("NVIDIA H200", ["5,", "8,", ""]), ("Some GPU", ["", "", ""])):
+        report = report_of(gpu, *map(dict, rows))
+        add_estimates(report)
+        lines = [line for line in page([], report).splitlines() if "| 32 | 1,024 |" in line]
+        estimates = [line.split(" | ")[5] for line in lines]
+        assert [each[:2] for each in estimates] == wanted
+
+
+def test_targets_of_an_h200_are_held_against_what_was_measured_there():
+    rows = [
+        STEP | {"model": "llama-3.1-8b"},
+        STEP | {"model": "llama-3.1-8b", "sequences": 256},
+        {"model": "llama-3.1-8b", "idle_at": 32, "idle_share": 0.021},
+        {"model": "llama-3.1-8b", "ready_seconds": 20.5, "weights_bytes": 1.6e10},
+    ]
+    text = page([], report_of("NVIDIA H200", *rows))
+    assert "| llama-3.1-8b, sequences 32: tokens per second | ≥ 5,700 | 6,400 | yes |" in text
+    assert "| llama-3.1-8b, sequences 256: tokens per second | ≥ 16,000 | 6,400 | no |" in text
+    assert "| llama-3.1-8b, idle at 32: idle share | ≤ 0.03 | 0.021 | yes |" in text
+    assert "| llama-3.1-8b: ready seconds | ≤ 20 | 20.5 | no |" in text
+    assert "| qwen3-0.6b, sequences 1: tokens per second | ≥ 900 | not measured |  |" in text
+    assert "### Targets" not in page([], report_of("NVIDIA H100 80GB HBM3", *rows))
 
 
 def test_a_report_that_no_gpu_made_is_refused():

@@ -238,6 +238,14 @@ def test_models_whose_steps_ask_the_host_run_without_graphs(gpu, tiny_model, fam
     assert gpu.num_captured == 0
 
 
+@pytest.mark.usefixtures("quick_kernels")
+def test_the_largest_graphs_are_captured_first(gpu, tiny_model):
+    """Two that tell what they take, and then all, whose memory is that of the largest."""
+    make(tiny_model("llama"))
+    model, choices = [3, 2, 1], [size for size in (3, 2, 1) for _ in range(4)]
+    assert gpu.captured_rows[-len(model + choices) :] == model + choices
+
+
 def test_sizes_of_graphs():
     assert graph_sizes(1) == [1]
     assert graph_sizes(6) == [1, 2, 4, 6]
@@ -317,9 +325,12 @@ def calls_of(names: set[str], path: Path) -> set[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
             is_function = isinstance(child, ast.FunctionDef)
             look(child, child.name if is_function else function)
-            called = child.func if isinstance(child, ast.Call) else None
-            if isinstance(called, ast.Attribute) and called.attr in names:
-                found.add((function, ast.unparse(called)))
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+                given = [*child.args, *(each.value for each in child.keywords)]
+                words = [each.value for each in given if isinstance(each, ast.Constant)]
+                is_home = child.func.attr == "to" and "cpu" in words
+                if child.func.attr in names or ("cpu" in names and is_home):
+                    found.add((function, ast.unparse(child.func)))
 
     look(ast.parse(path.read_text()), "")
     return found

@@ -71,5 +71,56 @@ def test_a_capture_bears_that_another_thread_asks_for_marks(
     )
     monkeypatch.setattr(device, "torch", SimpleNamespace(cuda=cuda))
     ops = CudaOps(SimpleNamespace(type="cuda"))
-    ops.capture(tuple)
-    assert [each["capture_error_mode"] for each in asked] == ["thread_local"]
+    for _ in range(2):
+        ops.capture(tuple)
+    assert {each["capture_error_mode"] for each in asked} == {"thread_local"}
+    assert [each["pool"] for each in asked] == [None, 1], "the second has the memory of the first"
+
+
+def test_a_copy_to_the_host_waits_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what was told before it, and for nothing after; the host waits when it asks for the numbers."""
+    told: list[str] = []
+
+    class Side:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Side) -> None:
+            told.append(f"{self.name} waits for {other.name}")
+
+    class Event:
+        def record(self, stream: Side) -> None:
+            told.append(f"{stream.name} has copied")
+
+        def synchronize(self) -> None:
+            told.append("the host waits")
+
+    def told_on(stream: Side) -> nullcontext[None]:
+        told.append(f"on {stream.name}")
+        return nullcontext()
+
+    cuda = SimpleNamespace(
+        Stream=lambda on: Side("copies"),
+        Event=Event,
+        current_stream=lambda on: Side("steps"),
+        stream=told_on,
+    )
+    held = SimpleNamespace(
+        copy_=lambda numbers, non_blocking: told.append(f"copy, waiting: {not non_blocking}"),
+        tolist=lambda: [7],
+    )
+    pinned: list[bool] = []
+    double = SimpleNamespace(
+        cuda=cuda, empty=lambda *_, dtype, pin_memory: pinned.append(pin_memory) or held
+    )
+    monkeypatch.setattr(device, "torch", double)
+    numbers = SimpleNamespace(
+        shape=(1,), dtype=None, record_stream=lambda stream: told.append(f"kept for {stream.name}")
+    )
+    fetched = CudaOps(SimpleNamespace(type="cuda")).fetch(numbers)
+    assert pinned == [True]
+    assert told == [
+        "copies waits for steps", "on copies", "copy, waiting: False", "kept for copies", "copies has copied",
+    ]  # fmt: skip
+    assert fetched() == [7]
+    assert told[5:] == ["the host waits"]

@@ -10,6 +10,7 @@ from exo_engine.kernels.triton.launch import Target
 from exo_engine.weight_formats import fp8
 from exo_engine.weight_formats.base import Share
 from exo_engine.weight_formats.fp8 import Fp8, Fp8PerBlock, Fp8PerTensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = torch.device("cpu")
 KINDS = [Fp8, Fp8PerTensor, Fp8PerBlock]
@@ -72,7 +73,7 @@ def test_the_scaled_product_is_that_of_inputs_in_fp8(
     monkeypatch.setattr(fp8, "is_for_triton", lambda device: True)
     parts = two_parts(96)
     matrix = filled(kind, parts, torch.bfloat16)
-    assert matrix._is_scaled
+    assert matrix.is_scaled
     torch.manual_seed(1)
     inputs, bias = torch.randn(7, 96).bfloat16(), torch.randn(80).bfloat16()
     inputs[2] *= 100
@@ -84,6 +85,29 @@ def test_the_scaled_product_is_that_of_inputs_in_fp8(
     error = (found.float() - expected).abs().amax(dim=1) / expected.abs().amax(dim=1)
     assert error.max() < 2**-7
     assert torch.equal(found[:1], matrix.multiply(inputs[:1], bias)), "no row knows of another"
+
+
+@pytest.mark.parametrize("num_rows", [1, 7])
+@pytest.mark.parametrize("kind", [Fp8, Fp8PerTensor])
+def test_a_gpus_scaled_product_takes_what_it_is_given(
+    kind: type[Fp8], num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a double of a GPU's tensors: PyTorch checks types, strides and the shapes of scales."""
+    hopper = Target(True, 90, 132)
+    monkeypatch.setattr(Target, "of", classmethod(lambda cls, device: hopper))
+    monkeypatch.setattr(launch.Launch, "run", lambda self: None)
+    with FakeTensorMode():
+        matrix = kind(80, 96, dtype=torch.bfloat16, device=torch.device("cuda"))
+        first = 0
+        for num in (48, 32):
+            part, target = torch.empty(num, 96), slice(first, first + num)
+            matrix.load("weight", part, Share(target, slice(0, num), slice(0, 96)))
+            first += num
+        matrix.finish()
+        assert matrix.is_scaled
+        inputs = torch.empty(num_rows, 96, dtype=torch.bfloat16, device="cuda")
+        found = matrix.multiply(inputs, torch.empty(80, dtype=torch.bfloat16, device="cuda"))
+    assert (found.shape, found.dtype) == ((num_rows, 80), torch.bfloat16)
 
 
 @torch.inference_mode()

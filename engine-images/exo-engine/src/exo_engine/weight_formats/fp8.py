@@ -58,7 +58,8 @@ class Fp8(WeightFormat):
         """(G, N)."""
         self._parts: list[slice] = []
         self._is_triton = is_for_triton(device)
-        self._is_scaled = not is_in_blocks and self._multiplies_scaled(device)
+        self.is_scaled = not is_in_blocks and self._multiplies_scaled(device)
+        """Whether PyTorch's scaled product multiplies it, with inputs in FP8."""
         self._slab_rows = max(1, _SLAB_WEIGHTS.get(device.type, 1) // columns)
 
     def _multiplies_scaled(self, device: torch.device) -> bool:
@@ -109,7 +110,7 @@ class Fp8(WeightFormat):
         """See `WeightFormat.finish`."""
         self._parts.sort(key=lambda rows: rows.start)
         if any((rows.stop - rows.start) % _SCALED_MULTIPLE for rows in self._parts):
-            self._is_scaled = False
+            self.is_scaled = False
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
@@ -118,12 +119,12 @@ class Fp8(WeightFormat):
             from exo_engine.kernels.triton import matmul
 
             return matmul.multiply(self._operand, self.scale, inputs, bias, is_fixed=self.is_fixed)
-        if self._is_scaled:
+        if self.is_scaled:
             outputs = self._multiply_scaled(inputs)
             return outputs if bias is None else outputs.add_(bias)
         parts = [
             F.linear(
-                inputs, self._numbers(rows).to(inputs.dtype), None if bias is None else bias[rows]
+                inputs, self.numbers(rows).to(inputs.dtype), None if bias is None else bias[rows]
             )
             for rows in slabs(len(self.weight), self._slab_rows)
         ]
@@ -160,7 +161,7 @@ class Fp8(WeightFormat):
         merged = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return (merged * factors).to(inputs.dtype)
 
-    def _numbers(self, rows: slice) -> Tensor:
+    def numbers(self, rows: slice) -> Tensor:
         """Return the weights of some outputs: (n, K) float32."""
         return self.weight[rows].float() * self._spread(self.scale[:, rows])
 

@@ -104,6 +104,8 @@ def choose_tiles(
     needs_threads = width > 256 or is_small
     if is_fixed:  # keys of the next segment would be counted twice
         keys = min(keys, FIXED_SEGMENT, 32 if is_small else keys)
+    # With two stages Triton 3.6 gives these 128 registers for 10.0, and moves two of them to memory.
+    is_tight = is_scaled and width <= 128 and target.is_nvidia and target.capability // 10 == 10
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
     programs = layer.num_kv_heads
     segments = (
@@ -117,7 +119,7 @@ def choose_tiles(
         segment=FIXED_SEGMENT if is_fixed else 0,
         segments=segments,
         num_warps=8 if rows >= 128 or is_fixed or (not is_short and needs_threads) else 4,
-        num_stages=3 if is_short and not is_fixed else 2,
+        num_stages=3 if (is_short or is_tight) and not is_fixed else 2,
     )
 
 
@@ -267,7 +269,8 @@ def plan_attention(
         "M": tiles.rows,
         "HAS_CAP": layer.soft_cap is not None,
         "STORED": pages.stored,
-        "HAS_E4M3": target.has_e4m3,
+        # Triton 3.6 asks for an instruction that 8.9 has not, where these become bfloat16.
+        "HAS_E4M3": target.has_e4m3 and target.capability != 89,
         "IS_UNIFORM": is_uniform,
         "IS_INTERPRETED": IS_INTERPRETED,
     }
