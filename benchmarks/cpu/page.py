@@ -92,7 +92,7 @@ def _head(report: Report) -> str:
     total, rejected = len(report.measurements), report.rejected()
     return (
         f"Made on {report.made} by `{report.command}`: {report.machine}; {where}. Medians of {report.rounds} rounds; "
-        f"{rejected} of {total} measurements did not count, as others used more than 8 % of a core."
+        f"{rejected} of {total} measurements did not count, as others used the machine."
         + (" A quick run, in which all count: it tests the benchmark, no engine." * report.is_quick)
     )
 

@@ -258,7 +258,10 @@ def measure(options: argparse.Namespace) -> tuple[str, bool]:
                     )
                     is_quiet &= run.is_quiet
                     rounds.append(run.result)
-                    print(f"{name} {form} {case}: others {run.others:.2f}", file=sys.stderr)
+                    print(
+                        f"{name} {form} {case}: others {run.others:.2f}, pace {run.pace:.2f}",
+                        file=sys.stderr,
+                    )
                 parts += [f"### {form}, {case}", as_table(middle(rounds), limits.result)]
     return "\n\n".join(parts), is_quiet
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.quiet import LARGEST_SHARE
+from benchmarks.cpu.quiet import counts
 from benchmarks.cpu.shapes import PROMPT_TOKENS, Limits, Shape, floor_of_prompt, floor_of_step
 
 Figures = dict[str, float]
@@ -88,7 +88,14 @@ class Report:
         self.shared_versions = self.shared_versions or versions()
 
     def add(
-        self, model: str, name: str, case: str, number: int, figures: Figures, others: float
+        self,
+        model: str,
+        name: str,
+        case: str,
+        number: int,
+        figures: Figures,
+        others: float,
+        pace: float = 1.0,
     ) -> None:
         """Keep what one measurement found."""
         self.measurements.append(
@@ -98,7 +105,8 @@ class Report:
                 "case": case,
                 "round": number,
                 "others": round(others, 4),
-                "counts": others <= LARGEST_SHARE,
+                "pace": round(pace, 3),
+                "counts": counts(others, pace),
                 "figures": {key: float(f"{value:.6g}") for key, value in figures.items()},
             }
         )

@@ -1,6 +1,7 @@
 """Takes the measurements in turns: every contestant once in each round, and another one first in the next.
 
-A measurement during which others used more than 8 % of a core is made again, and does not count if that does not help.
+A measurement during which others used more than 8 % of a core, or before or after which the machine was slower than at
+its best, is made again, and does not count if that does not help.
 One who fails is left out from there on, and the reason is kept.
 """
 
@@ -182,10 +183,10 @@ class Bench:
         attempts: int | None = None,
     ) -> None:
         found = self._watch.measure_quietly(run, attempts or self._plan.attempts)
-        self._report.add(self._model, name, case, number, found.result, found.others)
+        self._report.add(self._model, name, case, number, found.result, found.others, found.pace)
         told = ", ".join(f"{key} {value:,.4g}" for key, value in found.result.items())
         counts = "" if found.is_quiet else ": does not count"
-        others = f"others {100 * found.others:.0f} % of a core{counts}"
+        others = f"others {found.others:.0%} of a core, pace {found.pace:.0%}{counts}"
         self._say(f"{number + 1}/{self._plan.rounds} {case}", f"{name}: {told} ({others})")
 
     def _guard(self, each: Contestant, run: Callable[[], None]) -> None:

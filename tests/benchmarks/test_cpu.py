@@ -108,6 +108,8 @@ def test_disturbed_measurements_do_not_count() -> None:
     report.add("s", "exo-engine-bf16", "decode 1", 2, {"tokens_per_second": 1.0}, 0.081)
     assert report.median("s", "exo-engine-bf16", "decode 1", "tokens_per_second") == 20.0
     assert report.rejected() == 1
+    report.add("s", "exo-engine-bf16", "decode 1", 2, {"tokens_per_second": 1.0}, 0.0, 0.84)
+    assert report.rejected() == 2
     disturbed = report_of(("exo-engine-bf16", "decode 1", [10.0]), others=0.5)
     assert disturbed.median("s", "exo-engine-bf16", "decode 1", "tokens_per_second") is None
     disturbed.is_quick = True

@@ -15,6 +15,7 @@ from benchmarks.cpu.quiet import (
     Measured,
     Process,
     Watch,
+    read_pace,
     read_processes,
     stolen_ticks,
     ticks_of_others,
@@ -78,6 +79,24 @@ def test_a_disturbed_measurement_is_made_again_and_the_last_one_returned(
     assert watch.measure_quietly(lambda: 0, attempts=5) == Measured(3, 0.02)
     made.clear()
     assert watch.measure_quietly(lambda: 0, attempts=2) == Measured(2, 0.09)
+
+
+@pytest.mark.parametrize(("pace", "is_quiet"), [(1.0, True), (0.85, True), (0.8499, False)])
+def test_how_slow_the_machine_may_be(pace: float, is_quiet: bool) -> None:
+    assert Measured(1, 0.0, pace).is_quiet is is_quiet
+
+
+def test_the_pace_is_the_slower_of_before_and_after_of_the_best_of_all() -> None:
+    looks = [3.0] * 9 + [4.0]  # the first ones
+    looks += [4.0, 2.0]  # slower after
+    looks += [5.0, 5.0]  # faster than ever
+    looks += [4.0, 5.0]
+    watch = Watch(iter(looks).__next__)
+    assert [watch.measure(lambda: 0).pace for _ in range(3)] == [0.5, 1.0, 0.8]
+
+
+def test_the_pace_is_read_of_all_cores() -> None:
+    assert read_pace() > 0
 
 
 def test_a_process_that_we_started_is_not_others(tmp_path: Path) -> None:
