@@ -42,7 +42,7 @@ from exo_inference.planner.model.checkpoint import (
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.speed.estimate import Speed
+from exo_inference.planner.speed.figures import Speed
 from exo_inference.planner.verdict import Plan, Verdict
 
 __all__ = [

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from exo_inference.planner.draft_acceptance import ACCEPTANCE
 from exo_inference.planner.speed.estimate import (
     LAUNCH_SECONDS_PER_LAYER,
-    BatchSpeed,
-    PromptSpeed,
-    Speed,
     batch_times,
     prompt_times,
 )
+from exo_inference.planner.speed.figures import BatchSpeed, PromptSpeed, Speed
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.processor import (
     load_processor_constants,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.speed.estimate import Speed
+from exo_inference.planner.speed.figures import Speed
 from exo_inference.planner.speed.inputs import SpeedInputs
 
 if TYPE_CHECKING:

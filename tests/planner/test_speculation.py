@@ -8,7 +8,7 @@ import pytest
 
 from exo_inference.planner import Plan, explain, find_gpu, find_model, plan
 from exo_inference.planner.draft_acceptance import ACCEPTANCE, expected_tokens
-from exo_inference.planner.speed.estimate import BatchSpeed
+from exo_inference.planner.speed.figures import BatchSpeed
 from tests.planner.flags import settings_of
 
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"

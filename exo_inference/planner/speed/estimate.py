@@ -9,10 +9,10 @@ the host must keep up with launching. Queueing and the network are not in the ti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, Layer
+from exo_inference.planner.speed.figures import SOURCE, BatchSpeed, PromptSpeed, Speed
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.operations import (
     attention_flops,
@@ -33,44 +33,6 @@ DRAFT_PASS_SECONDS = 0.0002
 PROMPT_LENGTHS = (128, 1024, 8192, 32768, 131072)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSpeed:
-    """Time to first token of one prompt on an idle server."""
-
-    num_tokens: int
-    ttft_seconds: float
-    bound_by: str
-    ttft_seconds_low: float
-    ttft_seconds_high: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSpeed:
-    """Decoding `batch` sequences of `context` tokens at once."""
-
-    batch: int
-    context: int
-    inter_token_seconds: float
-    tokens_per_second: float
-    bound_by: str
-    usd_per_million_tokens: float | None
-    inter_token_seconds_low: float
-    inter_token_seconds_high: float
-
-
-_SOURCE = "roofline with what published runs reach of the GPU, and their floors per layer and step"
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """The estimate."""
-
-    prompts: tuple[PromptSpeed, ...]
-    batches: tuple[BatchSpeed, ...]
-    number_type: str
-    source: str = _SOURCE
-
-
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     """Return the estimate, or None for a GPU without figures for arithmetic."""
     kind, flops = arithmetic(inputs)
@@ -83,7 +45,7 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     batches = tuple(_batch(inputs, size, context, flops) for size in batch_sizes(most))
     if inputs.drafting is None:
         return Speed(prompts, batches, kind)
-    source = f"{_SOURCE}; decoding by an assumed acceptance of drafted tokens, see the notes"
+    source = f"{SOURCE}; decoding by an assumed acceptance of drafted tokens, see the notes"
     return Speed(prompts, batches, kind, source)
 
 

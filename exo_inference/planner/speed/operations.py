@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, Layer
-from exo_inference.planner.speed.inputs import SpeedInputs
+
+if TYPE_CHECKING:
+    from exo_inference.planner.speed.inputs import SpeedInputs
 
 
 def touched_share(model: Architecture, batch: int) -> float:

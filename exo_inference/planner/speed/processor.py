@@ -17,14 +17,12 @@ from importlib.resources import files
 from exo_inference.planner.speed.constants import SpeedConstants
 from exo_inference.planner.speed.estimate import (
     PROMPT_LENGTHS,
-    BatchSpeed,
-    PromptSpeed,
-    Speed,
     batch_sizes,
     batch_times,
     estimate_speed,
     prompt_times,
 )
+from exo_inference.planner.speed.figures import BatchSpeed, PromptSpeed, Speed
 from exo_inference.planner.speed.inputs import SpeedInputs
 
 _SOURCE = "reads and products: {source}; and what exo-engine takes beside them"

@@ -59,12 +59,15 @@ def report_of(gpu: str, *rows: dict[str, object]) -> dict[str, object]:
 
 def test_the_planners_estimate_stands_beside_what_was_measured():
     rows = [STEP | {"model": "llama-3.1-8b" + way} for way in ("", " fp8", " batch-invariant")]
-    for gpu, wanted in (("NVIDIA H200", ["5,", "8,", ""]), ("Some GPU", ["", "", ""])):
+    nothing = [False, False, False]
+    for gpu, wanted in (("NVIDIA H200", [True, True, False]), ("Some GPU", nothing)):
         report = report_of(gpu, *map(dict, rows))
         add_estimates(report)
         lines = [line for line in page([], report).splitlines() if "| 32 | 1,024 |" in line]
         estimates = [line.split(" | ")[5] for line in lines]
-        assert [each[:2] for each in estimates] == wanted
+        assert [each != "" for each in estimates] == wanted
+        # What it is estimated as is the planner's affair.
+        assert all(1_000 < float(each.replace(",", "")) < 20_000 for each in estimates if each)
 
 
 def test_targets_of_an_h200_are_held_against_what_was_measured_there():
