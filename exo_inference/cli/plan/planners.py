@@ -122,8 +122,13 @@ class RemotePlanner:
 
 
 def state_of(session: Session) -> StateDir:
-    """Return the directory of this machine's control plane, there or not."""
-    return StateDir(resolve_state_dir(session.flags.state_dir))
+    """Return the directory of this machine's control plane, there or not; of another one's account, the default."""
+    from exo_inference.cli.control_plane.launch import state_dir_of
+
+    try:
+        return state_dir_of(session)
+    except UsageError:  # the file of -C is an account elsewhere
+        return StateDir(resolve_state_dir())
 
 
 def measure_processor(session: Session) -> None:

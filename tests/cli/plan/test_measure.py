@@ -73,6 +73,22 @@ def test_it_is_about_this_machine_alone(exo: Exo, measured: Callable[[float], No
     assert exo(*PLAN, "--compare", "cpu,l40s", "--measure").code == 0
 
 
+def test_it_is_kept_where_the_control_plane_of_c_looks(
+    exo: Exo, tmp_path: Path, measured: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EXO_STATE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    state = StateDir(tmp_path / "other")
+    state.create()
+    state.settings_file.write_text("{}")
+    (state.root / "exoscale.toml").write_text("")
+    measured(0.0)
+    exo("-C", str(state.root / "exoscale.toml"), *PLAN, "--gpu-type", "cpu", "--measure")
+    assert state.processor_file.exists()
+
+
 def test_an_engine_that_fails_is_an_error(
     exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
