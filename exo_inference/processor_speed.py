@@ -22,6 +22,10 @@ from exo_inference.state_dir import StateDir, read_json, write_atomically
 
 BUSY_SHARE = 0.25
 """Of one core that others may use while the machine is measured; what is measured beside more is not its speed."""
+MOST_SPREAD = 0.25
+"""Of tries at equal work. Beyond it something slows the machine, such as another one on the same host, which
+no counter here shows.
+"""
 _MEASURE_SECONDS = 120.0
 _MOST = 1e18
 """Bytes or operations per second: no machine has more, so the file is not ours."""
@@ -39,6 +43,7 @@ class ProcessorSpeed:
         read_bytes: bytes of weights per second.
         operations: of products with many rows, per second, by the weights' format.
         others: share of a core that other processes used meanwhile.
+        spread: how much longer equal work took at the median than at best.
     """
 
     processor: str
@@ -47,6 +52,7 @@ class ProcessorSpeed:
     read_bytes: float
     operations: Mapping[str, float]
     others: float
+    spread: float
 
 
 def measure_speed() -> ProcessorSpeed:

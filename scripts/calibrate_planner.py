@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ from exo_inference.planner.overheads import (
 )
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan
+from scripts.constants_file import write_or_compare
 from scripts.planner_halves import gpu_key, split
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "overheads.json"
@@ -322,16 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cases = parse_cases(options.starts.read_text(encoding="utf-8"), str(options.starts))
     text = render(derive(split(cases)[0]))
-    if not options.check:
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if text == TARGET.read_text(encoding="utf-8"):
-        return 0
-    print(
-        f"{TARGET} is not what {options.starts} gives: run `make planner-calibrate`",
-        file=sys.stderr,
-    )
-    return 1
+    return write_or_compare(TARGET, text, options.starts, check=options.check)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from exo_inference.planner.speed.processor import (
     step_parts,
 )
 from exo_inference.preflight import read_settings
+from scripts.constants_file import write_or_compare
 
 TARGET = (
     Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "processor-speeds.json"
@@ -218,18 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speeds = read_speeds(reports)
     constants = derive([each for each in speeds if each.model == SETS_CONSTANTS])
     text = json.dumps(asdict(constants), indent=0) + "\n"
-    if options.check:
-        if text == TARGET.read_text(encoding="utf-8"):
-            return 0
-        print(
-            f"{TARGET} is not what {options.figures} gives: run `make planner-calibrate`",
-            file=sys.stderr,
-        )
-        return 1
-    TARGET.write_text(text, encoding="utf-8")
-    if options.write is not None:
+    code = write_or_compare(TARGET, text, options.figures, check=options.check)
+    if options.write is not None and not options.check:
         options.write.write_text(render(speeds, constants), encoding="utf-8")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

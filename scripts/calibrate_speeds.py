@@ -13,13 +13,13 @@ import argparse
 import json
 import math
 import operator
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from exo_inference.planner.speed.constants import SpeedConstants
+from scripts.constants_file import write_or_compare
 from scripts.planner_halves import sets_constants
 from scripts.published_speeds import Figure, parse_figures, read_figures
 from scripts.speed_page import render
@@ -139,18 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting, graded = halves(read_figures(records))
     constants = derive(setting)
     text = json.dumps(asdict(constants), indent=0) + "\n"
-    if options.check:
-        if text == TARGET.read_text(encoding="utf-8"):
-            return 0
-        print(
-            f"{TARGET} is not what {options.figures} gives: run `make planner-calibrate`",
-            file=sys.stderr,
-        )
-        return 1
-    TARGET.write_text(text, encoding="utf-8")
-    if options.write is not None:
+    code = write_or_compare(TARGET, text, options.figures, check=options.check)
+    if options.write is not None and not options.check:
         options.write.write_text(render(setting, graded, constants), encoding="utf-8")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

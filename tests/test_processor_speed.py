@@ -21,6 +21,7 @@ MEASURED: dict[str, Any] = {
     "read_bytes": 30e9,
     "operations": {"plain": 1e12, "int8": 2e12, "int4": 1.5e12},
     "others": 0.01,
+    "spread": 0.02,
 }
 
 

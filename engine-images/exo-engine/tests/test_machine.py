@@ -25,6 +25,7 @@ def test_every_set_of_instructions_can_be_measured(
     assert set(found.operations) == {"plain", "int8", "int4"}
     assert all(rate > 0 for rate in (found.read_bytes, *found.operations.values()))
     assert found.others >= 0
+    assert found.spread >= 0
     assert found.threads >= 1
     if path == "off":
         assert found.kernels == "torch"

@@ -18,7 +18,12 @@ from exo_inference.cli.plan.demand import as_json as demand_json
 from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
-from exo_inference.cli.plan.planners import find_planner, measure_processor, read_gpu_file
+from exo_inference.cli.plan.planners import (
+    Planner,
+    find_planner,
+    measure_processor,
+    read_gpu_file,
+)
 from exo_inference.cli.plan.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.planner import Step
@@ -37,11 +42,9 @@ _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 def run(session: Session, options: PlanOptions) -> int:
     """Plan, print the plan or the comparison, and return the exit code."""
     output = session.output(PLAN.field_names, configured=False)
-    if options.measure:
-        measure_processor(session)
     if options.demand is not None:
         return _run_demand(session, output, options, parse_demand(options.demand))
-    planner, wanted = find_planner(session, options), options.wanted
+    planner, wanted = _measured_planner(session, options), options.wanted
     if options.compare is not None:
         extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
         plans = compare(planner, options, extra)
@@ -56,6 +59,13 @@ def run(session: Session, options: PlanOptions) -> int:
     if plan.verdict == PlanVerdict.TIGHT:
         session.remark(f"warning: {words.tight_warning(plan)}")
     return 0 if plan.verdict in _RUNS else _refuse(output, [plan])
+
+
+def _measured_planner(session: Session, options: PlanOptions) -> Planner:
+    planner = find_planner(session, options)
+    if options.measure:
+        measure_processor(session, planner)
+    return planner
 
 
 def _refuse(output: Output, plans: Sequence[DeploymentPlan]) -> int:
@@ -76,7 +86,7 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
     if not any(flag.startswith("--max-model-len") for flag in flags):
         flags = (*flags, f"--max-model-len={demand.length}")
     options = replace(options, wanted=replace(options.wanted, engine_parameters=flags))
-    planner = find_planner(session, options)
+    planner = _measured_planner(session, options)
     extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
     plans = compare(planner, options, extra)
     found = answers(plans, demand)

@@ -30,7 +30,14 @@ from exo_inference.planner import (
     load_user_gpus,
 )
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
-from exo_inference.processor_speed import BUSY_SHARE, machine_cpu, measure_speed, write_speed
+from exo_inference.processor_speed import (
+    BUSY_SHARE,
+    MOST_SPREAD,
+    ProcessorSpeed,
+    machine_cpu,
+    measure_speed,
+    write_speed,
+)
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.settings import resolve_state_dir
 from exo_inference.state_dir import StateDir
@@ -131,12 +138,18 @@ def state_of(session: Session) -> StateDir:
         return StateDir(resolve_state_dir())
 
 
-def measure_processor(session: Session) -> None:
-    """Measure this machine, keep that for this plan and later ones, and say what it is.
+def measure_processor(session: Session, planner: Planner) -> None:
+    """Measure this machine, keep that for the planner's plans and later ones, and say what it is.
 
     Raises:
+        UsageError: the planner is a control plane elsewhere, which plans for its own machine.
         ExoError: the engine is not installed, or failed.
     """
+    if isinstance(planner, RemotePlanner) and not _is_here(session):
+        raise UsageError(
+            f"--measure is about this machine, but {session.settings.endpoint} makes this plan",
+            hint="Use it with --model or with a --model-name that is known here, or on that machine.",
+        )
     session.remark("measuring this machine for some seconds ...")
     speed = measure_speed()
     rates = ", ".join(f"{rate / 1e9:,.0f} in {kind}" for kind, rate in speed.operations.items())
@@ -144,13 +157,28 @@ def measure_processor(session: Session) -> None:
         f"{speed.processor}: {speed.read_bytes / 1e9:.1f} GB/s of weights; products in GFLOP/s: {rates} "
         f"({speed.threads} threads, {speed.kernels})"
     )
-    if speed.others > BUSY_SHARE:
+    doubt = _doubt(speed)
+    if doubt:
         session.remark(
-            f"warning: that is not kept: other processes used {speed.others:.0%} of a core meanwhile. "
-            "Measure again when the machine is idle"
+            f"warning: that is not kept: {doubt}. Measure again when the machine is idle"
         )
         return
     write_speed(state_of(session), speed)
+
+
+def _is_here(session: Session) -> bool:
+    """Say whether the account is that of this machine's control plane."""
+    file = session.settings.config_file
+    return file is not None and file.absolute().parent == state_of(session).root.absolute()
+
+
+def _doubt(speed: ProcessorSpeed) -> str:
+    """Return why this is not the machine's speed; empty: it is."""
+    if speed.others > BUSY_SHARE:
+        return f"other processes used {speed.others:.0%} of a core meanwhile"
+    if speed.spread > MOST_SPREAD:
+        return f"equal work took {speed.spread:.0%} longer at the median than at best"
+    return ""
 
 
 def find_planner(session: Session, options: PlanOptions) -> Planner:

@@ -26,19 +26,19 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have the measurement, which takes seconds of all cores, be this one."""
     from exo_inference.processor_speed import _this_processor
 
-    def set_others(others: float) -> None:
-        speed = ProcessorSpeed(_this_processor(), 2, "avx512", 30e9, RATES, others)
+    def set_others(others: float, spread: float = 0.02) -> None:
+        speed = ProcessorSpeed(_this_processor(), 2, "avx512", 30e9, RATES, others, spread)
         monkeypatch.setattr(planners, "measure_speed", lambda: speed)
 
     return set_others
 
 
 def test_a_measurement_is_told_kept_and_used(
-    exo: Exo, state: StateDir, measured: Callable[[float], None]
+    exo: Exo, state: StateDir, measured: Callable[..., None]
 ) -> None:
     before = exo(*PLAN, "--gpu-type", "cpu").out
     assert "an assumed machine of 40 GB/s" in " ".join(before.split())
@@ -54,7 +54,7 @@ def test_a_measurement_is_told_kept_and_used(
 
 
 def test_what_a_busy_machine_gives_is_told_and_not_kept(
-    exo: Exo, state: StateDir, measured: Callable[[float], None]
+    exo: Exo, state: StateDir, measured: Callable[..., None]
 ) -> None:
     measured(1.5)
     found = exo(*PLAN, "--gpu-type", "cpu", "--measure")
@@ -64,8 +64,32 @@ def test_what_a_busy_machine_gives_is_told_and_not_kept(
     assert not state.processor_file.exists()
 
 
+def test_what_an_uneven_machine_gives_is_told_and_not_kept(
+    exo: Exo, state: StateDir, measured: Callable[..., None]
+) -> None:
+    measured(0.0, spread=0.9)
+    found = exo(*PLAN, "--gpu-type", "cpu", "--measure")
+    assert found.code == 0
+    assert "that is not kept: equal work took 90% longer at the median than at best" in found.err
+    assert not state.processor_file.exists()
+
+
 @pytest.mark.usefixtures("state")
-def test_it_is_about_this_machine_alone(exo: Exo, measured: Callable[[float], None]) -> None:
+def test_a_plan_that_another_machine_makes_is_not_measured_for(
+    exo: Exo, measured: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(0.0)
+    monkeypatch.setenv("EXOSCALE_API_KEY", "EXOaaaaaaaaaaaaaaaaaaaaaaaa")
+    monkeypatch.setenv("EXOSCALE_API_SECRET", "b" * 43)
+    monkeypatch.setenv("EXOSCALE_API_ENDPOINT", "http://127.0.0.1:9/v2")
+    model = "11111111-2222-4333-8444-555555555555"
+    refused = exo("ai", "deployment", "plan", "--model-id", model, "--gpu-type", "cpu", "--measure")
+    assert refused.code == 2
+    assert "--measure is about this machine, but http://127.0.0.1:9" in refused.err
+
+
+@pytest.mark.usefixtures("state")
+def test_it_is_about_this_machine_alone(exo: Exo, measured: Callable[..., None]) -> None:
     measured(0.0)
     refused = exo(*PLAN, "--gpu-type", "l40s", "--measure")
     assert refused.code == 2
@@ -74,7 +98,7 @@ def test_it_is_about_this_machine_alone(exo: Exo, measured: Callable[[float], No
 
 
 def test_it_is_kept_where_the_control_plane_of_c_looks(
-    exo: Exo, tmp_path: Path, measured: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    exo: Exo, tmp_path: Path, measured: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EXO_STATE_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ class MachineSpeed:
         read_bytes: bytes of weights per second, multiplied by one row.
         operations: multiplications and additions per second of products with many rows, by the weights' format.
         others: share of a core that other processes, or other machines on the same host, used meanwhile.
+        spread: how much longer the same work took at the median of its tries than at best, where that is most.
     """
 
     threads: int
@@ -50,6 +52,7 @@ class MachineSpeed:
     read_bytes: float
     operations: Mapping[str, float]
     others: float
+    spread: float
 
 
 def measure(
@@ -69,17 +72,22 @@ def measure(
     if kernels is not None:
         kernels.set_num_threads(threads)
     dtype = torch.bfloat16 if has_bfloat16() else torch.float32
-    operations = {}
+    operations, spreads = {}, []
     for name, kind in (("plain", PLAIN), ("int8", "int8"), ("int4", "int4")):
         matrix = _matrix(kind, _OUTPUTS, dtype)
-        least = _least(lambda: matrix.multiply(_inputs(rows, dtype), None), tries)  # noqa: B023
-        operations[name] = 2.0 * rows * _OUTPUTS * _INPUTS / least
+        times = _times(lambda: matrix.multiply(_inputs(rows, dtype), None), tries)  # noqa: B023
+        operations[name] = 2.0 * rows * _OUTPUTS * _INPUTS / min(times)
+        spreads.append(_spread(times))
     outputs = max(1, read_bytes // (_INPUTS * dtype.itemsize))
     matrix, row = _matrix(PLAIN, outputs, dtype), _inputs(1, dtype)
-    read = matrix.num_bytes / _least(lambda: matrix.multiply(row, None), tries)
+    times = _times(lambda: matrix.multiply(row, None), tries)
+    read = matrix.num_bytes / min(times)
+    spreads.append(_spread(times))
     path = "torch" if kernels is None else kernels.path
     others = (_seconds_of_others() - before) / (time.perf_counter() - begun)
-    return MachineSpeed(threads, path, read, operations, round(max(0.0, others), 3))
+    return MachineSpeed(
+        threads, path, read, operations, round(max(0.0, others), 3), round(max(spreads), 3)
+    )
 
 
 def _matrix(kind: str, outputs: int, dtype: torch.dtype) -> WeightFormat:
@@ -106,14 +114,18 @@ def _seconds_of_others() -> float:
     return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
-def _least(run: Callable[[], object], tries: int) -> float:
-    """Return the seconds of the fastest of some runs, after one that warms up."""
+def _spread(times: list[float]) -> float:
+    return statistics.median(times) / min(times) - 1.0
+
+
+def _times(run: Callable[[], object], tries: int) -> list[float]:
+    """Return the seconds of each of some runs, after one that warms up."""
     seconds = []
     for _ in range(tries + 1):
         begun = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - begun)
-    return min(seconds[1:])
+    return seconds[1:]
 
 
 def main() -> int:
