@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.cpu.quiet import SLOWEST_PACE, shared_host
 from benchmarks.cpu.report import TARGETS, Report
 from benchmarks.cpu.run import OFFLINE
 
@@ -93,6 +94,7 @@ def _head(report: Report) -> str:
     return (
         f"Made on {report.made} by `{report.command}`: {report.machine}; {where}. Medians of {report.rounds} rounds; "
         f"{rejected} of {total} measurements did not count, as others used the machine."
+        + (f" {shared_host(report.paces())}" if report.slowest_pace < SLOWEST_PACE else "")
         + (" A quick run, in which all count: it tests the benchmark, no engine." * report.is_quick)
     )
 
@@ -168,9 +170,12 @@ def _targets(report: Report, model: str) -> str:
         is_met = ratio <= bound if target.is_time else ratio >= bound
         word = "at most" if target.is_time else "at least"
         what = f"{target.case}, {target.figure.removesuffix('_ms').replace('_', ' ')}"
-        row = (what, f"{target.ours} / {target.theirs}", f"{ratio:.2f}", f"{word} {bound:g}")
-        rows.append((*row, "met" if is_met else "missed"))
-    return _table(("ratio of medians", "of", "measured", "wanted", ""), rows) if rows else ""
+        rounds = report.ratios(target, model)
+        least_most = f"{min(rounds):.2f} to {max(rounds):.2f}" if rounds else "–"
+        row = (what, f"{target.ours} / {target.theirs}", f"{ratio:.2f}", least_most)
+        rows.append((*row, f"{word} {bound:g}", "met" if is_met else "missed"))
+    head = ("ratio of medians", "of", "measured", "in single rounds", "wanted", "")
+    return _table(head, rows) if rows else ""
 
 
 def _flags(report: Report) -> str:

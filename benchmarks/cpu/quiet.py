@@ -41,16 +41,25 @@ class Measured(Generic[T]):
     result: T
     others: float
     pace: float = 1.0
+    slowest_pace: float = SLOWEST_PACE
 
     @property
     def is_quiet(self) -> bool:
         """Whether it counts."""
-        return counts(self.others, self.pace)
+        return counts(self.others, self.pace, self.slowest_pace)
 
 
-def counts(others: float, pace: float) -> bool:
+def counts(others: float, pace: float, slowest_pace: float = SLOWEST_PACE) -> bool:
     """Return whether a measurement counts beside which others used so much, at such a pace."""
-    return others <= LARGEST_SHARE and pace >= SLOWEST_PACE
+    return others <= LARGEST_SHARE and pace >= slowest_pace
+
+
+def shared_host(paces: Collection[float]) -> str:
+    """Return what a page says of measurements that count at any pace of the machine."""
+    return (
+        f"**The host was shared**: beside what counts, all cores hashed at {min(paces):.0%} to {max(paces):.0%} "
+        "of their best. Speeds are those of such a host; ratios are of engines that took turns on it."
+    )
 
 
 def read_processes(root: Path = Path("/proc")) -> dict[int, Process]:
@@ -108,10 +117,13 @@ class Watch:
 
     Args:
         look: returns the machine's pace now, in any unit.
+        slowest_pace: of its best, that a measurement needs before and after it to count.
     """
 
-    def __init__(self, look: Callable[[], float] | None = None) -> None:
-        self._look = look or read_pace
+    def __init__(
+        self, look: Callable[[], float] | None = None, *, slowest_pace: float = SLOWEST_PACE
+    ) -> None:
+        self._look, self._slowest_pace = look or read_pace, slowest_pace
         self._best = 0.0
         self.sessions: set[int] = set()
         """Of the processes that were started, each in a session of its own."""
@@ -127,7 +139,7 @@ class Watch:
         others = max(0.0, seconds / (time.perf_counter() - begun))
         looks = pace, self._look()
         self._best = max(self._best, *looks)
-        return Measured(result, others, min(looks) / self._best)
+        return Measured(result, others, min(looks) / self._best, self._slowest_pace)
 
     def measure_quietly(self, run: Callable[[], T], attempts: int) -> Measured[T]:
         """Run until others used little, at most so often; return the last."""

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.quiet import counts
+from benchmarks.cpu.quiet import SLOWEST_PACE, counts
 from benchmarks.cpu.shapes import PROMPT_TOKENS, Limits, Shape, floor_of_prompt, floor_of_step
 
 Figures = dict[str, float]
@@ -68,6 +68,8 @@ class Report:
     rounds: int
     is_quick: bool
     output_tokens: int
+    slowest_pace: float = SLOWEST_PACE
+    """Of the machine's best, that a measurement needs to count; 0: the host is shared, and any counts."""
     made: str = ""
     missing: dict[str, str] = field(default_factory=dict)
     """Who could not take part, or failed, and why."""
@@ -106,7 +108,7 @@ class Report:
                 "round": number,
                 "others": round(others, 4),
                 "pace": round(pace, 3),
-                "counts": counts(others, pace),
+                "counts": counts(others, pace, self.slowest_pace),
                 "figures": {key: float(f"{value:.6g}") for key, value in figures.items()},
             }
         )
@@ -155,6 +157,10 @@ class Report:
         """Return how many measurements do not count."""
         return sum(not each["counts"] for each in self.measurements)
 
+    def paces(self) -> list[float]:
+        """Return the machine's pace, as a share of its best, beside each measurement that counts."""
+        return [each.get("pace", 1.0) for each in self.measurements if each["counts"]] or [1.0]
+
     def limits(self, model: str) -> Limits | None:
         """Return what the machine gave while a model was measured; None: it was never left alone."""
         found = {
@@ -194,6 +200,20 @@ class Report:
             for name in (target.ours, target.theirs)
         )
         return ours / theirs if ours is not None and theirs else None
+
+    def ratios(self, target: Target, model: str) -> list[float]:
+        """Return ours over theirs in each round in which both count."""
+        ours, theirs = (
+            {
+                each["round"]: each["figures"][target.figure]
+                for each in self.measurements
+                if (each["model"], each["contestant"], each["case"]) == (model, name, target.case)
+                and (each["counts"] or self.is_quick)
+                and target.figure in each["figures"]
+            }
+            for name in (target.ours, target.theirs)
+        )
+        return [value / theirs[number] for number, value in ours.items() if theirs.get(number)]
 
 
 def machine() -> str:

@@ -69,7 +69,7 @@ class Bench:
     ) -> None:
         self._plan, self._report, self._logs = plan, report, logs
         self._contestants = list(contestants)
-        self._watch = Watch()
+        self._watch = Watch(slowest_pace=report.slowest_pace)
         self._model = ""
 
     @property

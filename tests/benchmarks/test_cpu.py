@@ -124,6 +124,19 @@ def test_ratios_are_of_medians_and_missing_ones_are_none() -> None:
     target = Target("exo-engine-bf16", "llama.cpp-bf16", "decode 1", "tokens_per_second", {"s": 1})
     assert report.ratio(target, "s") == pytest.approx(1.2)
     assert report.ratio(target, "m") is None
+    assert report.ratios(target, "s") == pytest.approx([1.2, 11.0, 10.0])
+    report.add("s", "exo-engine-bf16", "decode 1", 3, {"tokens_per_second": 1.0}, 0.0)
+    assert len(report.ratios(target, "s")) == 3, "nobody to compare with in that round"
+
+
+def test_on_a_shared_host_any_pace_counts_and_the_page_says_so() -> None:
+    report = report_of(("exo-engine-bf16", "decode 1", [10.0]))
+    report.slowest_pace = 0.0
+    report.add("s", "exo-engine-bf16", "decode 1", 1, {"tokens_per_second": 20.0}, 0.0, 0.4)
+    report.add("s", "exo-engine-bf16", "decode 1", 2, {"tokens_per_second": 90.0}, 0.5, 0.3)
+    assert report.median("s", "exo-engine-bf16", "decode 1", "tokens_per_second") == 15.0
+    text = page.as_markdown(page.parts_of(report))
+    assert "**The host was shared**: beside what counts, all cores hashed at 40% to 100%" in text
 
 
 def test_a_share_is_the_least_time_over_the_time_taken() -> None:
@@ -144,7 +157,8 @@ def test_the_page_has_the_tables_the_targets_and_who_is_missing() -> None:
     text = page.as_markdown(page.parts_of(report))
     assert "* vllm-bf16: not installed" in text
     assert "| exo-engine-bf16 | 1,200 (" in text
-    assert "exo-engine-bf16 / llama.cpp-bf16 | 1.20 | at least 1.05 | met |" in text
+    assert "exo-engine-bf16 / llama.cpp-bf16 | 1.20 | 1.20 to 1.20 | at least 1.05 | met |" in text
+    assert "host was shared" not in text
     assert "| ready, s | 1.2 |" in text
     assert "1.0 GB/s read from memory" in text
     assert "  `serve b`" in text
@@ -247,6 +261,7 @@ def test_commands_are_shown_without_the_places_of_this_machine(
         (["--peers", "ollama"], "nobody is called"),
         (["--quick", "--write"], "--write keeps figures"),
         (["--rounds", "2", "--write"], "--write keeps figures"),
+        (["--rounds", "4", "--shared-host", "--write"], "of a shared host it needs five rounds"),
         (["--output-tokens", "1"], "must be 2 to 512"),
         (["--output-tokens", "513"], "must be 2 to 512"),
     ],
