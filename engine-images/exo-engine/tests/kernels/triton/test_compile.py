@@ -61,8 +61,10 @@ def least_read(each: dict, tensor: str, *, is_nvidia: bool) -> int:
     if tensor == "inputs" and "group 32" in each["name"]:
         return 4  # 16 rows of the 16 inputs that are in the lower halves of a group's bytes, for 128 threads
     if each["number_bytes"][tensor] == 1:
-        # Numbers of a byte become 16-bit ones, of which a thread has 16 bytes for a tensor core.
-        return 8 if is_nvidia or each["kind"] != "numbers" else 2
+        # Numbers of a byte become 16-bit ones, of which a thread has 16 bytes for a tensor core; AMD's kernels for
+        # gfx950 take fewer at a time, and codes that only become numbers one by one.
+        amd = 1 if each["kind"] == "numbers" else 4
+        return 8 if is_nvidia else amd
     return 16 if is_nvidia else 8  # AMD's waves have 64 threads
 
 
