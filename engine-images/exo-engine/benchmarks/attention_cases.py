@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from exo_engine.attention.base import Rotation
 from exo_engine.attention.cache_plan import plan_cache
-from exo_engine.attention.gathering import attend_by_torch
+from exo_engine.attention.gathering import Gathering, attend_by_torch
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import AttentionLayer, Reach
 from exo_engine.attention.layout import StepArrays, StepInputs, make_inputs, pad_tables
+from exo_engine.attention.paged_flash import BLOCK_MULTIPLE, PagedFlash, find_varlen_attn
+from exo_engine.attention.prompts import PromptWay
 from exo_engine.attention.triton import TritonAttention
 from exo_engine.kernels.triton.pages import Pages
 from torch import Tensor
@@ -60,8 +62,8 @@ class Case:
     device: torch.device = CPU
     is_uniform: bool = False
     """Whether the backend is told that all have as many new tokens, as graphs tell it."""
-    is_gathered: bool = False
-    """Whether prompts are computed from gathered keys and values, where that can be."""
+    way: PromptWay | None = None
+    """In which prompts are computed, where that can be; None: by the kernels."""
     turned: int | None = None
     """Numbers of a head that are turned as the step stores it, by the kernel that does both; None: heads come turned."""
     has_norms: bool = False
@@ -76,8 +78,8 @@ class Case:
     def _run(self, seed: int) -> tuple[Tensor, Tensor]:
         cache, tables = self.make_cache(seed)
         backend = TritonAttention([self.layer], cache, is_fixed=self.is_fixed)
-        if self.is_gathered and backend.can_gather(0):
-            backend.gather_prompts(attend_by_torch)
+        if self.way is not None and backend.why_not(0, self.way) is None:
+            backend.compute_prompts(self.way)
         heads, kv_heads, dim = self.layer.num_heads, self.layer.num_kv_heads, self.layer.head_dim
         sides = self.layer.num_planes
         histories = [
@@ -300,7 +302,7 @@ def random_case(seed: int, device: torch.device = CPU) -> Case:
     is_uniform = numbers.random() < 0.25
     news = [min(news[-1], 8)] * 4 if is_uniform else news
     is_merged = not each.has_sinks and not each.num_latent and numbers.random() < 0.5
-    return Case(
+    case = Case(
         each,
         numbers.choice(list(TOLERANCE)),
         numbers.choice(list(KV_FORMATS)),
@@ -309,7 +311,11 @@ def random_case(seed: int, device: torch.device = CPU) -> Case:
         numbers.random() < 0.5,
         device,
         is_uniform=is_uniform and news[-1] > 1,
-        is_gathered=numbers.random() < 0.3,
+        way=Gathering(attend_by_torch) if numbers.random() < 0.3 else None,
         turned=2 * numbers.randint(1, each.head_dim // 2) if is_merged else None,
         has_norms=numbers.random() < 0.5,
     )
+    if case.way is None and device.type != "cpu" and find_varlen_attn() and numbers.random() < 0.3:
+        paged = replace(case, dtype=torch.bfloat16, kv="bfloat16", block=BLOCK_MULTIPLE)
+        return replace(paged, way=PagedFlash(), is_fixed=False)
+    return case

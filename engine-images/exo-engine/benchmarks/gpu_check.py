@@ -39,10 +39,10 @@ _PARTS = {
     "llama-3.1-8b": 105,
     "llama-3.1-8b-fp8": 55,
     "llama-3.1-8b-int4": 55,
-    "equality": 70,
+    "equality": 80,
     "qwen3-0.6b": 50,
-    "llama-3.1-8b-batch-invariant": 50,
-    "transformers": 45,
+    "llama-3.1-8b-batch-invariant": 45,
+    "transformers": 40,
 }
 """Seconds that each part may take; 590 in all."""
 _SCRIPT = Path(__file__).with_name("gpu_parts.py")
@@ -175,13 +175,21 @@ def _rows(text: str) -> list[dict[str, Any]]:
 
 
 def _add_shares(parts: dict[str, Any]) -> None:
-    """Say of each step which share of the device's copy rate its bytes would need."""
+    """Say of each step which share of the device's copy rate its bytes would need, and what fixed sums cost there."""
     limits = {row["limit"]: row for row in parts.get("limits", {}).get("rows", ())}
     copy = limits.get("copy", {}).get("bytes_per_second")
     for found in parts.values():
         for row in found["rows"]:
             if copy and "bytes_read" in row:
                 row["share_of_roofline"] = _round(row["bytes_read"] / copy / row["step_seconds"])
+    plain, fixed = (
+        {row["sequences"]: row for row in parts.get(name, {}).get("rows", ()) if "sequences" in row}
+        for name in ("llama-3.1-8b", "llama-3.1-8b-batch-invariant")
+    )
+    for count, row in fixed.items():
+        if count in plain:
+            kept = row["tokens_per_second"] / plain[count]["tokens_per_second"]
+            row |= {"cost_at": count, "lost_share": _round(1 - kept)}
     engine, others = (
         {row.get("model", row.get("transformers")): row for row in part.get("rows", ()) if "mixed_requests" in row}
         for part in (parts.get("llama-3.1-8b", {}), parts.get("transformers", {}))

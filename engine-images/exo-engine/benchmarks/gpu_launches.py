@@ -91,22 +91,22 @@ def all_works(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Wo
     for shape in shapes:
         for kv in ("bfloat16", "fp8_e4m3"):
             for batch, context in shape.steps:
-                yield from _decode(shape, kv, batch, context, target)
+                yield from decode(shape, kv, batch, context, target)
             if not shape.num_latent:  # several tokens of latent attention are a prompt
-                yield from _decode(shape, kv, 32, 1024, target, tokens=4)
+                yield from decode(shape, kv, 32, 1024, target, tokens=4)
             yield _prefill(shape, kv, 2048, target)
             if shape.dim != 256 or shapes is SHAPES:  # nothing that heads of 128 do not have
-                yield _storing(shape, kv, 256)
+                yield storing(shape, kv, 256)
         if shape.dim == 128:
             yield _prefill(shape, "bfloat16", 2048, target, is_fixed=True)
-            yield from _decode(shape, "bfloat16", 32, 1024, target, is_fixed=True)
+            yield from decode(shape, "bfloat16", 32, 1024, target, is_fixed=True)
             if shapes is not SHAPES:  # what differs in the kernel, and in no time that is reckoned
-                yield from _decode(shape, "int8", 32, 1024, target)
+                yield from decode(shape, "int8", 32, 1024, target)
                 yield _prefill(shape, "int8", 2048, target)
-                yield _storing(shape, "int8", 256)
+                yield storing(shape, "int8", 256)
 
 
-def _decode(
+def decode(
     shape: Shape,
     kv: str,
     batch: int,
@@ -167,7 +167,8 @@ def _tile(shape: Shape, kv: str, launch: Launch) -> _Tile:
     return _Tile(rows, keys, rows / used, keys * shape.row_bytes(kv, 1))
 
 
-def _storing(shape: Shape, kv: str, num_tokens: int) -> Work:
+def storing(shape: Shape, kv: str, num_tokens: int) -> Work:
+    """Return what normalises, turns and stores heads."""
     keys = _heads(num_tokens, shape.kv_heads, shape.dim)
     if shape.num_latent:  # queries and keys come turned
         slots = torch.empty(num_tokens, dtype=torch.int64, device=META)

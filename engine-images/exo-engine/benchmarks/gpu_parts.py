@@ -66,6 +66,7 @@ def check_kernels(setting: Setting) -> Iterator[Row]:
             "ok": True,
             "kv": case.kv,
             "dtype": str(case.dtype),
+            "prompts": "in place" if case.way is None else case.way.name,
         }
         try:
             case.check(seed)

@@ -39,33 +39,34 @@ def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Wor
     of_rows = ("int8", "e4m3 rows") if can_scale else ("int8",)
     for shape in SHAPES[-num_shapes:]:
         for rows in ROWS:
-            yield from _product("e4m3", shape, rows, target)
-            yield from _product("int8", shape, rows, target)
+            yield from product("e4m3", shape, rows, target)
+            yield from product("int8", shape, rows, target)
         for rows in FIXED_ROWS:
-            yield from _product("plain", shape, rows, target, is_fixed=True)
+            yield from product("plain", shape, rows, target, is_fixed=True)
             for stored in of_rows:
-                yield from _product(stored, shape, rows, target, is_fixed=True)
+                yield from product(stored, shape, rows, target, is_fixed=True)
     for tokens in (1, 32, 256):
         for stored in ("plain", "e4m3", *of_rows):
             yield _grouped(stored, tokens, target)
     for stored in ("plain", "e4m3", *of_rows):
         yield _grouped(stored, 32, target, is_fixed=True)
-    yield from _product("e4m3", SHAPES[0], 256, target, is_fixed=True)
-    yield from _product("router", ROUTER, 32, target, is_fixed=True)
+    yield from product("e4m3", SHAPES[0], 256, target, is_fixed=True)
+    yield from product("router", ROUTER, 32, target, is_fixed=True)
     for name in list(LATENTS)[-num_shapes:]:
         for rows in (32, 2048):
             yield from _latents(name, rows, target)
     yield _encoding(256, 4096)
-    yield _norm(256, 4096)
+    yield norm(256, 4096)
 
 
 KINDS = {"plain": "fixed", "e4m3": "fp8", "e4m3 rows": "scaled"}
 """Of products by one matrix; others are called as they are stored."""
 
 
-def _product(
+def product(
     stored: str, shape: tuple[int, int], rows: int, target: Target, *, is_fixed: bool = False
 ) -> Iterator[Work]:
+    """Yield a product by a matrix of that shape (N, K), and what adds up its parts."""
     dtype = torch.float32 if stored == "router" else torch.bfloat16
     weights, scales = _matrix(shape, stored)
     inputs, factors = _inputs(rows, shape[1], stored)
@@ -149,7 +150,8 @@ def _encoding(rows: int, num_inputs: int) -> Work:
     return Work(f"encode {rows} x {num_inputs}", launch, moved, 0, 0, "encode")
 
 
-def _norm(rows: int, size: int) -> Work:
+def norm(rows: int, size: int) -> Work:
+    """Return the norm of rows of so many numbers."""
     states, weight = _numbers(rows, size), _numbers(size)
     launch = fixed.plan_norm(states, weight, 1e-6, states)
     return Work(f"norm {rows} x {size}", launch, 2.0 * states.nbytes, 0, 0, "norm")

@@ -2,6 +2,7 @@
 
     python gpu_reckoning.py --compile sm_86 gfx942    JSON of what the compiler made, one line per kernel
     python gpu_reckoning.py --write docs/benchmarks/gpu.md
+    python gpu_reckoning.py --write docs/benchmarks/gpu.md --steps      only what whole steps cost, in the page that is there
 
 A launch takes the longest of three times: bytes at the memory's rate, as far as enough of them are on their
 way; matrix products at the tensor cores' rate, rows that fill a tile up included; instructions at four
@@ -13,6 +14,7 @@ what this version adds. The first run on a GPU is to confirm or refute each numb
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from gpu_launches import SHAPES, Shape, Work, all_works
+from gpu_launches import SHAPES, Shape, Work, all_works, decode, storing
 from gpu_matrices import matrix_works
-from gpu_measured import measured
-from gpu_products import product_works
+from gpu_measured import MOST_LOST, measured
+from gpu_products import norm, product, product_works
 from offline_compiler import Compiled, compile_launch, compiled_key, targets
 from random_models import GPU_SIZES, config_of
 
+_STEPS_TITLE = "## What `--batch-invariant` costs in a step"
+_MODELS = {"Llama-3.1-8B": "llama-3.1-8b", "Qwen3-0.6B": "qwen3-0.6b"}
+_BATCHES, _CONTEXT = (1, 32, 256), 1024
 _LAUNCH_SECONDS = 2e-6
 _LATENCY_SECONDS = 0.8e-6
 """Of a read from memory under load."""
@@ -73,7 +78,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--compile", nargs="+", metavar="TARGET", choices=sorted(targets()))
     parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--steps", action="store_true", help="only the table of whole steps")
     arguments = parser.parse_args()
+    if arguments.steps and arguments.write:
+        text = arguments.write.read_text()
+        before, _, rest = text.partition(f"{_STEPS_TITLE}\n")
+        after = rest[rest.index("\n## ") + 1 :]
+        arguments.write.write_text(before + "\n".join(steps_table(all_steps())) + "\n\n" + after)
+        return 0
     for name in arguments.compile or ():
         for work, compiled in compile_all(name, small_shapes()):
             print(json.dumps({"name": work.name, "head_dim": work.head_dim, "kind": work.kind, **asdict(compiled)}))  # fmt: skip
@@ -83,7 +95,7 @@ def main() -> int:
         if report is not None:
             add_estimates(report)
         rows = [row for card in CARDS for row in reckon_card(card)]
-        arguments.write.write_text(page(rows, report))
+        arguments.write.write_text(page(rows, report, all_steps()))
     return 0
 
 
@@ -178,12 +190,130 @@ def reckon(work: Work, compiled: Compiled, card: Card) -> Row:
     )
 
 
-def page(rows: Iterable[Row], report: Mapping[str, Any] | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of single tokens on one card, with `--batch-invariant` and without."""
+
+    card: str
+    model: str
+    sequences: int
+    plain_us: float
+    fixed_us: float
+    added_us: Mapping[str, float]
+    """What products, attention and norms add."""
+
+    @property
+    def lost(self) -> float:
+        """The share of its tokens per second that fixed sums take."""
+        return 1 - self.plain_us / self.fixed_us
+
+
+def all_steps() -> Iterator[Step]:
+    """Reckon the steps of the page."""
+    done: dict[object, Compiled] = {}
+    for card, (model, size), batch in itertools.product(CARDS, _MODELS.items(), _BATCHES):
+        yield reckon_step(card, model, size, batch, done)
+
+
+def reckon_step(
+    card: Card, model: str, size: str, batch: int, done: dict[object, Compiled]
+) -> Step:
+    """Reckon one step: all layers, the last norm and the logits.
+
+    Without fixed sums products by one matrix are PyTorch's, and are taken at the roofline; so are its norms, and what
+    is the same in both: adding, the gate of an MLP. Drawing tokens is left out.
+
+    Args:
+        card: that it runs on.
+        model: the name of its heads among `SHAPES`.
+        size: its name among `GPU_SIZES`.
+        batch: sequences, of `_CONTEXT` tokens each.
+        done: what was compiled already, and by what.
+    """
+    target, config = targets()[card.target], GPU_SIZES[size]
+    heads = next(shape for shape in SHAPES if shape.name == model)
+    hidden, inner, layers = (
+        config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
+
+    def seconds(works: Iterable[Work]) -> float:
+        total = 0.0
+        for work in works:
+            key = (card.target, compiled_key(work.launch))
+            if key not in done:
+                done[key] = compile_launch(work.launch, target)
+            total += reckon(work, done[key], card).reckoned_us
+        return total
+
+    def at_roofline(num_bytes: float, operations: float = 0.0) -> float:
+        rate = max(num_bytes / card.bytes_per_second, operations / card.operations_per_second)
+        return (rate + _LAUNCH_SECONDS) * 1e6
+
+    matrices = {
+        ((heads.heads + 2 * heads.kv_heads) * heads.dim, hidden): layers,
+        (hidden, heads.heads * heads.dim): layers,
+        (2 * inner, hidden): layers,
+        (hidden, inner): layers,
+        (config["vocab_size"], hidden): 1,
+    }
+    plain = {
+        "products": sum(
+            count * at_roofline(2.0 * (n * k + batch * (n + k)), 2.0 * batch * n * k)
+            for (n, k), count in matrices.items()
+        ),
+        "attention": layers * seconds(decode(heads, "bfloat16", batch, _CONTEXT, target)),
+        "norms": (2 * layers + 1) * at_roofline(4.0 * batch * hidden),
+    }
+    fixed = {
+        "products": sum(
+            count * seconds(product("plain", shape, batch, target, is_fixed=True))
+            for shape, count in matrices.items()
+        ),
+        "attention": layers
+        * seconds(decode(heads, "bfloat16", batch, _CONTEXT, target, is_fixed=True)),
+        "norms": (2 * layers + 1) * seconds([norm(batch, hidden)]),
+    }
+    same = layers * (
+        seconds([storing(heads, "bfloat16", batch)])
+        + 2 * at_roofline(6.0 * batch * hidden)
+        + at_roofline(6.0 * batch * inner)
+    )
+    added = {name: fixed[name] - plain[name] for name in plain}
+    return Step(
+        card.name, model, batch, same + sum(plain.values()), same + sum(fixed.values()), added
+    )
+
+
+def steps_table(steps: Iterable[Step]) -> list[str]:
+    """Return the section of what whole steps cost."""
+    return [
+        _STEPS_TITLE,
+        "",
+        f"Steps of single tokens with {_CONTEXT:,} tokens of context each, bfloat16, summed over all layers, the last norm and the logits; "
+        "times in microseconds. Products of PyTorch's library and its norms are taken at the roofline, as nobody could be faster, and",
+        "those in tiles of one size as the tables below have them, which is an upper bound where instructions bind. So what is lost of "
+        "the tokens per second is an upper bound, too.",
+        "",
+        "| card | model | sequences | plain | batch-invariant | of which products | attention | norms | lost, % | aim, % |",
+        f"|{' --- |' * 10}",
+        *(
+            f"| {s.card} | {s.model} | {s.sequences} | {s.plain_us:,.0f} | {s.fixed_us:,.0f} | "
+            + " | ".join(f"{s.added_us[name]:+,.0f}" for name in ("products", "attention", "norms"))
+            + f" | {100 * s.lost:.0f} | ≤ {100 * MOST_LOST:.0f} |"
+            for s in steps
+        ),
+    ]
+
+
+def page(
+    rows: Iterable[Row], report: Mapping[str, Any] | None = None, steps: Iterable[Step] = ()
+) -> str:
     """Return the page of the documentation.
 
     Args:
         rows: what was reckoned.
         report: what `gpu_check.py` measured; None: nothing was. Neither is mixed with the other.
+        steps: what was reckoned of whole steps.
     """
     head = "**Reckoned, nothing was measured.** No GPU has run these kernels yet. They pass"
     if report is not None:
@@ -214,6 +344,7 @@ def page(rows: Iterable[Row], report: Mapping[str, Any] | None = None) -> str:
         "A time well above the roofline names what binds it: where that is `instructions`, the number is an upper bound,"
     ]
     lines += ["as all instructions of a kernel are counted for every tile of its loop."]
+    lines += ["", *steps_table(steps)]
     for card in CARDS:
         lines += [
             "",

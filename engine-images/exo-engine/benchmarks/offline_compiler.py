@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,13 @@ _TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 _ALIGNED = [["tt.divisibility", 16]]
+# What reads memory in LLVM IR: instructions of NVIDIA's, with the widths of one, a call of AMD's, or LLVM's own.
+_NAME = re.compile(r"%[\w.]+")
+_ADDRESS = re.compile(r"ptr addrspace\([178]\) (%[\w.]+)")
+_NVIDIA = re.compile(r"ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+) ")
+_ASYNC = re.compile(r"cp\.async\.c[ag][^;]*?0x([0-9a-f]+)")
+_AMD = re.compile(r"@llvm\.amdgcn\.raw\.ptr\.buffer\.load\.(?:v(\d+))?[if](\d+)\(")
+_PLAIN = re.compile(r"\bload (?:<(\d+) x )?(?:i|b?float|half|double)(\d*)")
 # Of one processor: 32-bit registers, threads, and the registers that a warp is given at a time.
 _REGISTERS, _THREADS, _GRANULE = 65536, {80: 2048, 90: 2048, 100: 2048}, 256
 
@@ -51,6 +58,10 @@ class Compiled:
     tensor_instruction: str
     """What multiplies matrices: mma, wgmma, tcgen05, mfma; empty: nothing does."""
     instructions: int
+    read_bytes: Mapping[str, int]
+    """Of each tensor that is read, the most bytes that a thread reads of it at once."""
+    number_bytes: Mapping[str, int]
+    """Of the same tensors, what one number takes."""
 
     def warps_per_processor(self, target: Target) -> int:
         """Return how many warps of this launch a processor holds at once."""
@@ -71,9 +82,15 @@ def compile_launch(launch: Launch, target: Target) -> Compiled:
     if not target.is_nvidia:
         gpu = GPUTarget("hip", f"gfx{target.capability}", 64)
     built = triton.compile(source, target=gpu, options=dict(launch.options))
+    names = [name for name, kind in signature.items() if kind != "constexpr"]
+    widest = {name: max(widths) for name, widths in load_widths(built.asm["llir"], names).items()}
+    reads = {
+        "read_bytes": widest,
+        "number_bytes": {name: launch.arguments[name].element_size() for name in widest},
+    }
     if target.is_nvidia:
-        return _read_cubin(built, launch)
-    return _read_amd(built, launch)
+        return _read_cubin(built, reads)
+    return _read_amd(built, launch, reads)
 
 
 def compiled_key(launch: Launch) -> object:
@@ -107,7 +124,7 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[An
     return signature, constants, attributes
 
 
-def _read_cubin(built: Any, launch: Launch) -> Compiled:
+def _read_cubin(built: Any, reads: Mapping[str, Any]) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
@@ -125,10 +142,11 @@ def _read_cubin(built: Any, launch: Launch) -> Compiled:
         wide_loads=len(re.findall(r"\b(?:LDG|LDGSTS)\.E[.\w]*\.128", sass)),
         tensor_instruction=kind.partition(".")[0],
         instructions=len(re.findall(r"/\*[0-9a-f]{4,}\*/", sass)),
+        **reads,
     )
 
 
-def _read_amd(built: Any, launch: Launch) -> Compiled:
+def _read_amd(built: Any, launch: Launch, reads: Mapping[str, Any]) -> Compiled:
     text = built.asm["amdgcn"]
 
     def number(name: str) -> int:
@@ -143,7 +161,63 @@ def _read_amd(built: Any, launch: Launch) -> Compiled:
         wide_loads=len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
         tensor_instruction="mfma" if "v_mfma" in text else "",
         instructions=len(re.findall(r"^\t[sv]_|^\t(?:global|ds|buffer)_", text, re.MULTILINE)),
+        **reads,
     )
+
+
+def load_widths(text: str, names: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+    """Return the widths of reads, each once and in bytes, by the argument that they read.
+
+    Every address there is made of one argument, and every read is one instruction.
+
+    Args:
+        text: LLVM IR of a kernel.
+        names: of the arguments that the compiler sees, in order.
+    """
+    header = next(line for line in text.splitlines() if line.startswith("define "))
+    arguments = {f"%{index}": name for index, name in enumerate(names)}
+    pointers = set(re.findall(r"ptr addrspace\(1\)[^,%]*(%\d+)", header))
+    sources: dict[str, list[str]] = {}
+    reads: list[tuple[str, int]] = []
+    for line in text[text.index(header) + len(header) :].splitlines():
+        target, _, rest = line.strip().partition(" = ")
+        widths = list(_widths(line))
+        address = _ADDRESS.search(line)
+        if widths and address:
+            reads += [(address[1], width) for width in widths]
+        elif rest and not widths and " load " not in line:  # what is read is no address of its own
+            sources.setdefault(target, []).extend(_NAME.findall(rest))
+    found: dict[str, set[int]] = {}
+    for register, width in reads:
+        for root in _roots(register, sources, pointers):
+            found.setdefault(arguments.get(root, root), set()).add(width)
+    return {name: tuple(sorted(each)) for name, each in sorted(found.items())}
+
+
+def _widths(line: str) -> Iterator[int]:
+    """Yield the bytes of each read from memory in a line."""
+    for pattern in (_NVIDIA, _AMD):
+        for count, bits in pattern.findall(line):
+            yield int(count or 1) * int(bits) // 8
+    for size in _ASYNC.findall(line):
+        yield int(size, 16)
+    plain = _PLAIN.search(line)
+    if plain and "ptr addrspace(1)" in line and " load " in line:
+        sizes = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
+        kind = re.search(r"\bload (?:<\d+ x )?([a-z]+)", line)
+        bits = int(plain[2]) if plain[2] else sizes[kind[1]] if kind else 0
+        yield int(plain[1] or 1) * bits // 8
+
+
+def _roots(register: str, sources: Mapping[str, list[str]], pointers: set[str]) -> set[str]:
+    """Return the arguments that an address is made of."""
+    seen, waiting = set(), [register]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += sources.get(name, [])
+    return seen & pointers
 
 
 def _run(*command: str | Path) -> str:

@@ -60,6 +60,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
+    "gpt-oss": {
+        **_SMALL,
+        "architectures": ["GptOssForCausalLM"],
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "sliding_window": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "deepseek-v3": {
         **_SMALL,
         "architectures": ["DeepseekV3ForCausalLM"],

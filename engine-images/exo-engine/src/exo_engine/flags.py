@@ -159,7 +159,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         description="What computes attention. `auto` takes the fastest that can serve the model on this "
         "device: `triton` on a GPU, `cpu` (compiled kernels, bfloat16) on a CPU, `reference` (plain "
         "PyTorch) elsewhere. On a GPU it measures from which length on prompts are faster by PyTorch's FlashAttention, "
-        "for which keys and values are copied together; `torch` does so for all prompts, `flashinfer` with that package.",
+        "for which keys and values are copied together, or which reads them in their blocks (PyTorch 2.13, `block-size` a "
+        "multiple of 256), and takes either only where its numbers are right; `torch` copies for all prompts, "
+        "`flashinfer` with that package.",
     ),
     # ---- LoadConfig -------------------------------------------------------------------------
     Flag(

@@ -1,4 +1,4 @@
-"""Prompts over gathered keys and values equal attention written out; who is chosen, and who is refused."""
+"""Prompts over gathered keys and values equal attention written out; who is refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from exo_engine import LLM, SamplingParams, attention
-from exo_engine.attention import create_backend, gathering, prompt_choice
+from exo_engine import LLM, SamplingParams
+from exo_engine.attention import create_backend, gathering
 from exo_engine.attention.layer import Reach
-from exo_engine.attention.triton import TritonAttention
 from exo_engine.errors import ConfigurationError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +26,7 @@ SPANS = ((9, 1), (3, 3), (20, 20), (70, 4))
 
 def check(case: Case, name: str, monkeypatch, num_gathered: int) -> None:
     """Hold a backend equal to float64, and see that it gathered so often."""
-    made, calls = [], []
+    made, calls, really_gather = [], [], gathering.gather
 
     def make(layers, cache, *, is_fixed):
         made.append(create_backend(name, layers, cache, is_fixed=is_fixed))
@@ -35,10 +34,10 @@ def check(case: Case, name: str, monkeypatch, num_gathered: int) -> None:
 
     def gather(*arguments):
         calls.append(arguments)
-        return gathering.gather(*arguments)
+        return really_gather(*arguments)
 
     monkeypatch.setattr(attention_cases, "TritonAttention", make)
-    monkeypatch.setattr("exo_engine.attention.triton.gather", gather)
+    monkeypatch.setattr(gathering, "gather", gather)
     case.check()
     assert len(calls) == num_gathered
 
@@ -125,78 +124,6 @@ def test_what_cannot_be_gathered_is_refused_by_name(each, is_fixed, problem):
     cache, _ = Case(each, spans=((1, 1),)).make_cache(0)
     with pytest.raises(ConfigurationError, match=f"'torch' .*{problem}"):
         create_backend("torch", [each], cache, is_fixed=is_fixed)
-
-
-class Stopwatch:
-    """A double: the two ways of each length take what is said here, the longest length first.
-
-    It has the two of the first length work, and not the others: each is a step of the interpreter.
-    """
-
-    def __init__(self, *taken: float) -> None:
-        self._taken = list(taken)
-        self._num_works = 2
-
-    def __call__(self, work) -> float:
-        if self._num_works:
-            self._num_works -= 1
-            work()
-        return self._taken.pop(0)
-
-
-@pytest.fixture
-def backend(monkeypatch) -> TritonAttention:
-    monkeypatch.setattr(prompt_choice, "LENGTHS", (2, 4, 8, 10**6))
-    cache, _ = Case(layer(2, 1), spans=((40, 1),)).make_cache(0)
-    return TritonAttention([layer(2, 1)], cache)
-
-
-def gathers(backend: TritonAttention, num_tokens: int) -> bool:
-    """Whether a prompt of so many tokens would be gathered."""
-    case = Case(layer(2, 1), spans=((num_tokens, num_tokens),))
-    inputs = attention_cases.make_inputs(
-        *case.arrays([list(range(3))]), block_size=16, device=attention_cases.CPU
-    )
-    backend.begin(inputs.layout)
-    return bool(backend._prompts)
-
-
-def test_prompts_are_gathered_from_the_length_on_from_which_that_is_faster(backend):
-    # 8: in place 3, gathered 2; 4: 2, 1; 2: 1, 2
-    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2, 2, 1, 1, 2)) == 4
-    assert [gathers(backend, length) for length in (2, 3, 4, 33)] == [False, False, True, True]
-
-
-def test_nothing_is_gathered_where_long_prompts_are_slower_so(backend):
-    assert prompt_choice.choose_for_prompts(backend, Stopwatch(2, 3)) is None
-    assert not gathers(backend, 33)
-
-
-def test_nothing_is_gathered_where_that_gives_other_numbers_or_fails(backend, monkeypatch):
-    monkeypatch.setattr(
-        prompt_choice, "attend_by_torch", lambda layer, queries, *rest: torch.zeros_like(queries)
-    )
-    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2)) is None
-
-    def fail(*arguments):
-        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer")
-
-    monkeypatch.setattr(prompt_choice, "attend_by_torch", fail)
-    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2)) is None
-    assert not gathers(backend, 33)
-
-
-def test_auto_measures_on_a_gpu_and_only_there(monkeypatch):
-    """On a double of a GPU: the interpreter's kernels, and a stopwatch that finds gathering faster."""
-    monkeypatch.setattr(prompt_choice, "LENGTHS", (8,))
-    cache, _ = Case(layer(2, 1), spans=((40, 1),)).make_cache(0)
-    assert not isinstance(create_backend("auto", [layer(2, 1)], cache), TritonAttention)
-    monkeypatch.setattr(attention, "_best", lambda layers, cache: "triton")
-    monkeypatch.setattr(prompt_choice, "gpu_seconds", Stopwatch(2, 1))
-    found = create_backend("auto", [layer(2, 1)], cache)
-    assert gathers(found, 8)
-    assert not gathers(create_backend("triton", [layer(2, 1)], cache), 33)
-    assert not gathers(create_backend("auto", [layer(2, 1)], cache, is_fixed=True), 33)
 
 
 def test_scratch_holds_what_is_gathered():

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from gpu_reckoning import Row, add_estimates, page
+import gpu_reckoning
+from gpu_check import _add_shares
+from gpu_reckoning import CARDS, Row, Step, add_estimates, page, reckon_step, steps_table
 
 DOCS = Path(__file__).parents[4] / "docs" / "benchmarks"
 RECKONED = Row("decode Some-8B", "H200", 1.0, 3.1, "memory", 120, 16)
@@ -84,6 +86,45 @@ def test_targets_of_an_h200_are_held_against_what_was_measured_there():
     assert "| llama-3.1-8b: ready seconds | ≤ 20 | 20.5 | no |" in text
     assert "| qwen3-0.6b, sequences 1: tokens per second | ≥ 900 | not measured |  |" in text
     assert "### Targets" not in page([], report_of("NVIDIA H100 80GB HBM3", *rows))
+
+
+def test_the_cost_of_fixed_sums_is_that_of_the_same_step_without_them():
+    steps = [STEP | {"model": "llama-3.1-8b", "tokens_per_second": 6400.0}]
+    fixed = [STEP | {"model": "llama-3.1-8b batch-invariant", "sequences": n, "tokens_per_second": 4800.0} for n in (32, 64)]  # fmt: skip
+    report = report_of("NVIDIA H200")
+    report["parts"] = {
+        "llama-3.1-8b": {"passed": True, "rows": steps},
+        "llama-3.1-8b-batch-invariant": {"passed": True, "rows": fixed},
+    }
+    _add_shares(report["parts"])
+    text = page([], report)
+    assert "### What --batch-invariant costs\n" in text
+    assert "| llama-3.1-8b batch-invariant | 32 | 25 |" in text
+    assert "| llama-3.1-8b batch-invariant | 64 | 25 |" not in text  # nothing to hold it against
+    assert "cost at 32: lost share | ≤ 0.15 | 0.25 | no |" in text
+
+
+def test_a_step_is_the_sum_of_its_launches(monkeypatch):
+    """Where each launch takes a microsecond: 32 layers of 4 products, 2 norms, attention, storing; 1 norm, the logits."""
+    ones = Row("", "H200", 1.0, 1.0, "memory", 1, 1)
+    monkeypatch.setattr(gpu_reckoning, "compile_launch", lambda launch, target: None)
+    monkeypatch.setattr(gpu_reckoning, "compiled_key", lambda launch: "some launch")
+    monkeypatch.setattr(gpu_reckoning, "reckon", lambda work, compiled, card: ones)
+    monkeypatch.setattr(gpu_reckoning, "_LAUNCH_SECONDS", 0.0)
+    step = reckon_step(CARDS[0], "Llama-3.1-8B", "llama-3.1-8b", 256, {})
+    own = 32 * (6 * 256 * (2 * 4096 + 14336)) / 4.3e12 * 1e6  # adding twice, and the gate
+    launches = 32 * (4 + 2 + 2 + 1) + 2  # attention is split, and put together
+    assert step.fixed_us == pytest.approx(launches + own)
+    assert step.plain_us + sum(step.added_us.values()) == pytest.approx(step.fixed_us)
+    weights = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096)
+    assert step.plain_us > weights / 4.3e12 * 1e6
+
+
+def test_whole_steps_stand_beside_the_aim():
+    step = Step("H200", "Some-8B", 32, 4000.0, 5000.0, {"products": 900, "attention": 110, "norms": -10})  # fmt: skip
+    line = "| H200 | Some-8B | 32 | 4,000 | 5,000 | +900 | +110 | -10 | 20 | ≤ 15 |"
+    assert line in steps_table([step])
+    assert line in page([], None, [step]).splitlines()
 
 
 def test_a_report_that_no_gpu_made_is_refused():

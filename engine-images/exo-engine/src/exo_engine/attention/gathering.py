@@ -1,7 +1,7 @@
 """Attention of prompts over keys and values that are gathered from their pages first.
 
 PyTorch's FlashAttention has no block tables, and is faster than a kernel that has them where prompts are long enough to
-pay for the copy. Single tokens, and layers that it cannot compute, stay with the Triton kernels. `auto` measures both
+pay for the copy. Single tokens, and layers that it cannot compute, stay with the Triton kernels. `auto` measures
 (`prompt_choice`); `torch` and `flashinfer` gather all prompts of a step that see at most `MAX_GATHERED` tokens
 together.
 
@@ -26,6 +26,7 @@ from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach
 from exo_engine.attention.layout import StepLayout
+from exo_engine.attention.prompts import is_plain
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.uploads import to_device
 
@@ -59,17 +60,35 @@ Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor, Prompts], Tensor]
 """From a layer, queries (T, H, D), keys and values (L, Hkv, D) and where each prompt's are to (T, H, D)."""
 
 
-def can_gather(layer: AttentionLayer, cache: KVCache) -> bool:
-    """Whether a layer's prompts can be computed from gathered keys and values; on a GPU by FlashAttention."""
-    is_plain = layer.soft_cap is None and not layer.has_sinks and not layer.num_latent
-    is_flash = cache.dtype.itemsize == 2 and layer.head_dim % 8 == 0
-    return is_plain and layer.reach.chunk is None and (is_flash or cache.device.type != "cuda")
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """See `PromptWay`."""
 
+    compute: Attend
+    name: str = "by gathering"
 
-def scratch_bytes(layer: AttentionLayer, cache: KVCache) -> int:
-    """Return the most bytes that gathered keys and values of a layer take, and what they are made from."""
-    numbers = 2 * MAX_GATHERED * layer.num_kv_heads * layer.head_dim
-    return numbers * (cache.dtype.itemsize + (4 if cache.kv_format.is_scaled else 0))
+    def why_not(self, layer: AttentionLayer, cache: KVCache) -> str | None:
+        """See `PromptWay.why_not`; on a GPU prompts are computed by FlashAttention."""
+        is_flash = cache.dtype.itemsize == 2 and layer.head_dim % 8 == 0
+        if is_plain(layer) and (is_flash or cache.device.type != "cuda"):
+            return None
+        return "is for 16-bit models without caps, sinks, chunks and latent attention"
+
+    def plan(self, layout: StepLayout, group: int, block_size: int, reach: Reach) -> Prompts | None:
+        """See `PromptWay.plan`."""
+        return plan_prompts(layout, group, block_size, reach)
+
+    def attend(
+        self, layer: AttentionLayer, queries: Tensor, pages: Pages, planned: Prompts
+    ) -> Tensor:
+        """See `PromptWay.attend`."""
+        keys, values = gather(pages, planned, queries.dtype)
+        return self.compute(layer, queries, keys, values, planned)
+
+    def scratch_bytes(self, layer: AttentionLayer, cache: KVCache) -> int:
+        """See `PromptWay.scratch_bytes`: of keys and values, and of what they are made from."""
+        numbers = 2 * MAX_GATHERED * layer.num_kv_heads * layer.head_dim
+        return numbers * (cache.dtype.itemsize + (4 if cache.kv_format.is_scaled else 0))
 
 
 def plan_prompts(layout: StepLayout, group: int, block_size: int, reach: Reach) -> Prompts | None:
@@ -196,11 +215,13 @@ def make_gathering(
 
     check_importable(name)
     attention = [layer for layer in layers if isinstance(layer, AttentionLayer)]
+    way = Gathering(_ATTEND[name])
+    problems = [way.why_not(layer, cache) for layer in attention]
     problem = None
     if is_fixed:
         problem = "does not keep the bits that --batch-invariant asks for"
-    elif not any(can_gather(layer, cache) for layer in attention):
-        problem = "is for 16-bit models without caps, sinks, chunks and latent attention, and no layer is such"
+    elif all(problems):
+        problem = f"{problems[0]}, and no layer is such" if problems else "has no layer to compute"
     if problem is not None:
         raise ConfigurationError(
             f"attention backend {name!r} {problem}",
@@ -208,7 +229,7 @@ def make_gathering(
             hint="Leave --attention-backend out, or use triton.",
         )
     backend = TritonAttention(layers, cache, name=name)
-    backend.gather_prompts(_ATTEND[name])
+    backend.compute_prompts(way)
     return backend
 
 

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
-from exo_engine.attention.gathering import Attend, Prompts, can_gather, gather, plan_prompts
-from exo_engine.attention.gathering import scratch_bytes as gathered_bytes
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer
 from exo_engine.attention.layout import StepLayout
+from exo_engine.attention.prompts import PlannedPrompts, PromptWay
 from exo_engine.attention.rehearsal import lengths_up_to, step_of_nobody
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.triton.attention import (
@@ -79,30 +78,30 @@ class TritonAttention(AttentionBackend):
         self._reaches = {cache.group_of(index): each.reach for index, each in self.layers.items()}
         self._layout: StepLayout | None = None
         self._parts: dict[int, list[Part]] = {}
-        self._attend_gathered: Attend | None = None
-        self._least_gathered = 0
-        self._may_gather = False  # once asked to, as a start takes memory for it before it measures
-        self._prompts: dict[int, Prompts] = {}
+        self._way: PromptWay | None = None
+        self._least_tokens = 0
+        self._ways_tried: dict[str, PromptWay] = {}  # as a start takes memory before it measures
+        self._prompts: dict[int, PlannedPrompts] = {}
 
     @staticmethod
     def can_serve(layers: Sequence[CachedLayer], cache: KVCache) -> bool:
         """Whether there are kernels for all of the layers over this cache, on a GPU."""
         return cache.device.type == "cuda" and _problem(layers, cache) is None
 
-    def gather_prompts(self, attend: Attend | None, *, least_tokens: int = 0) -> None:
-        """Have prompts computed from gathered keys and values where that can be.
+    def compute_prompts(self, way: PromptWay | None, *, least_tokens: int = 0) -> None:
+        """Have prompts computed in another way where that can be.
 
         Args:
-            attend: computes them; None: prompts are read in place.
-            least_tokens: that prompts of a step have together; fewer are read in place.
+            way: computes them; None: the kernels that compute every step.
+            least_tokens: that prompts of a step have together; fewer are left to those kernels.
         """
-        self._attend_gathered, self._least_gathered = attend, least_tokens
-        self._may_gather = True
+        self._way, self._least_tokens = way, least_tokens
+        if way is not None:
+            self._ways_tried[way.name] = way
 
-    def can_gather(self, layer: int) -> bool:
-        """Whether prompts of a layer with keys of its own can be computed from gathered ones."""
-        spec = self.layers[layer]
-        return spec.kv_layer is None and can_gather(spec, self._cache)
+    def why_not(self, layer: int, way: PromptWay) -> str | None:
+        """Return why prompts of a layer are not computed in that way; None: they can be."""
+        return way.why_not(self.layers[layer], self._cache)
 
     def begin(self, layout: StepLayout) -> None:
         """See `AttentionBackend.begin`."""
@@ -111,9 +110,9 @@ class TritonAttention(AttentionBackend):
         num_prompt_tokens = len(layout.slots[0]) - layout.num_decodes
         if layout.uniform_tokens:
             num_prompt_tokens = 0
-        if self._attend_gathered is not None and num_prompt_tokens >= max(self._least_gathered, 2):
+        if self._way is not None and num_prompt_tokens >= max(self._least_tokens, 2):
             for group, reach in self._reaches.items():
-                planned = plan_prompts(layout, group, self._cache.block_size, reach)
+                planned = self._way.plan(layout, group, self._cache.block_size, reach)
                 if planned is not None:
                     self._prompts[group] = planned
         self._parts = {
@@ -122,15 +121,15 @@ class TritonAttention(AttentionBackend):
 
     def scratch_bytes(self) -> int:
         """See `AttentionBackend.scratch_bytes`."""
-        gathered = max(
+        of_prompts = max(
             (
-                gathered_bytes(layer, self._cache)
-                for layer in self.layers.values()
-                if self._may_gather and can_gather(layer, self._cache)
+                way.scratch_bytes(layer, self._cache)
+                for layer, way in itertools.product(self.layers.values(), self._ways_tried.values())
+                if way.why_not(layer, self._cache) is None
             ),
             default=0,
         )
-        return gathered + max(
+        return of_prompts + max(
             (
                 scratch_bytes(
                     layer, _MOST_SPLIT_SEQUENCES, _LONGEST_CONTEXT, is_fixed=self._is_fixed
@@ -218,13 +217,12 @@ class TritonAttention(AttentionBackend):
         source = layer if spec.kv_layer is None else spec.kv_layer
         shape = (*queries.shape[:2], spec.value_dim)
         output = torch.empty(shape, dtype=queries.dtype, device=queries.device)
-        group, attend = self._cache.group_of(layer), self._attend_gathered
+        group, way = self._cache.group_of(layer), self._way
         for part in self._parts[group]:
             prompts = None if part.uniform_tokens else self._prompts.get(group)
-            if prompts is not None and attend is not None and can_gather(spec, self._cache):
-                gathered = gather(self._pages[source], prompts, queries.dtype)
+            if prompts is not None and way is not None and way.why_not(spec, self._cache) is None:
                 own = queries[prompts.rows]
-                output[prompts.rows] = attend(spec, own, *gathered, prompts)
+                output[prompts.rows] = way.attend(spec, own, self._pages[source], prompts)
                 continue
             for launch in plan_attention(
                 spec,
@@ -260,9 +258,14 @@ class TritonAttention(AttentionBackend):
         return self._cache.num_groups
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that the cache holds."""
-        return self._cache.num_blocks * self._cache.block_size
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return self._cache.num_blocks
+
+    def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
+        """Fill all bytes of blocks, of every layer."""
+        where = torch.tensor(blocks, dtype=torch.int64, device=self._cache.device)
+        self._cache.pool.index_fill_(1, where, byte)
 
     def _slots(self, layer: int) -> Tensor:
         assert self._layout is not None, "begin() comes first"

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from offline_compiler import load_widths
+
 ROOT = Path(__file__).parents[5]
 SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
 SMALL_SHARED = ("sm_86", "sm_89", "sm_120")
@@ -28,6 +31,41 @@ TENSOR = {"sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma", "gfx950": "mf
 # at two waves per processor.
 MOST_SPILLED = {0: 0, 64: 0, 128: 0, 256: 64, 576: 256}
 MOST_SPILLED_AMD = 600
+BY_ROWS = {
+    **{kind: {"queries", "keys", "values"} for kind in ("decode", "verify", "prefill")},
+    **{kind: {"inputs", "weights"} for kind in MULTIPLYING - {"prefill", "codes"} | {"router"}},
+    "store": {"queries", "keys", "values"},
+    "combine": {"partial_sums"},
+    "codes": {"inputs", "packed"},
+    "numbers": {"packed"},
+    "add": {"sums"},
+    "encode": {"inputs"},
+    "norm": {"states", "weight"},
+}
+"""Of each kind the tensors whose rows are read; the rest are a number here and there, as tables and scales."""
+
+
+def rows_of(each: dict) -> set[str]:
+    """Return which tensors a kernel reads by rows."""
+    if each["kind"] == "grouped":
+        return {"inputs", "packed" if "codes" in each["name"] else "weights"}
+    # Of latents the values are in the keys, and queries come turned.
+    absent = {"values", *({"queries"} if each["kind"] == "store" else ())}
+    return BY_ROWS[each["kind"]] - (absent if each["head_dim"] == 576 else set())
+
+
+def least_read(each: dict, tensor: str, *, is_nvidia: bool) -> int:
+    """Return the bytes that a thread is to read at once of a tensor: 16, where there are so many for it."""
+    if each["kind"] in ("combine", "add"):
+        return 4  # a program has one row or little more
+    if tensor == "inputs" and "group 32" in each["name"]:
+        return 4  # 16 rows of the 16 inputs that are in the lower halves of a group's bytes, for 128 threads
+    if each["number_bytes"][tensor] == 1:
+        # Numbers of a byte become 16-bit ones, of which a thread has 16 bytes for a tensor core; AMD's kernels for
+        # gfx950 take fewer at a time, and codes that only become numbers one by one.
+        amd = 1 if each["kind"] == "numbers" else 4
+        return 8 if is_nvidia else amd
+    return 16 if is_nvidia else 8  # AMD's waves have 64 threads
 
 
 def compile_for(target: str, cache: Path) -> list[dict]:
@@ -62,12 +100,37 @@ def test_all_kernels_compile_within_bounds(target, tmp_path):
         # Half a wave of AMD's reads the 16 bytes of an output.
         is_narrow = each["kind"] in ("combine", "add", *(() if is_nvidia else ("numbers",)))
         assert each["wide_loads"] > 0 or is_narrow, where
+        for tensor in rows_of(each):
+            least = least_read(each, tensor, is_nvidia=is_nvidia)
+            assert each["read_bytes"][tensor] >= least, f"{tensor} of {where}"
         if target in SMALL_SHARED:
             assert each["shared_bytes"] <= 99 * 1024, where
         if each["kind"] in MULTIPLYING:
             assert each["tensor_instruction"] == TENSOR.get(target, "mma"), where
         if each["kind"] in ("decode", "verify"):
             assert each["tensor_instruction"], where
+
+
+def test_who_is_read_and_how_wide_is_told_from_what_the_compiler_got():
+    """A line of each kind: NVIDIA's reads, with one on its way to shared memory, AMD's, LLVM's, and a table between."""
+    text = """
+define ptx_kernel void @some(ptr addrspace(1) %0, ptr addrspace(1) readonly %1, i32 %2, ptr addrspace(1) %3, ptr addrspace(1) %4) {
+  %5 = tail call i32 asm sideeffect "mov.u32 $0, 0x0; ld.global.b32 { $0 }, [ $1 + 0 ];", "=r,l"(ptr addrspace(1) %1) #3
+  %6 = mul i32 %5, %2
+  %7 = getelementptr i8, ptr addrspace(1) %0, i32 %6
+  %8 = tail call { i32, i32, i32, i32 } asm sideeffect "@$5 ld.global.v4.b32 { $0, $1, $2, $3 }, [ $4 + 0 ];", "=r,=r,=r,=r,l,b"(ptr addrspace(1) %7, i1 true)
+  tail call void asm sideeffect "cp.async.ca.shared.global [ $0 + 0 ], [ $1 + 0 ], 0x8, $2;", "r,l,r"(ptr addrspace(3) %9, ptr addrspace(1) %7, i32 8)
+  %10 = phi ptr addrspace(1) [ %3, %11 ], [ %12, %13 ]
+  %12 = getelementptr i8, ptr addrspace(1) %10, i64 64
+  %14 = load <4 x i32>, ptr addrspace(1) %12, align 16
+  %15 = load <8 x half>, ptr addrspace(3) %9, align 16
+  %16 = tail call ptr addrspace(8) @llvm.amdgcn.make.buffer.rsrc.p8.p1(ptr addrspace(1) %4, i16 0, i32 2147483646, i32 159744)
+  %17 = tail call <2 x i32> @llvm.amdgcn.raw.ptr.buffer.load.v2i32(ptr addrspace(8) %16, i32 %6, i32 0, i32 0)
+  store <4 x i32> %14, ptr addrspace(1) %0
+}
+"""
+    found = load_widths(text, ["keys", "table", "stride", "inputs", "scales"])
+    assert found == {"inputs": (16,), "keys": (8, 16), "scales": (8,), "table": (4,)}
 
 
 def test_the_page_says_that_nothing_was_measured():
