@@ -28,7 +28,7 @@ TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "
 
 _SET = (
     "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_experts", "latent", "switch", "bus", "bus_share", "step",
-    "sequence", "prompt", "waiting", "old_step", "old_sequence", "old_prompt", "prompt_layer",
+    "sequence", "prompt", "template", "waiting", "old_step", "old_sequence", "old_prompt", "prompt_layer",
     "old_prompt_layer",
 )  # fmt: skip
 _MOST_SHARE = 0.92
@@ -55,12 +55,15 @@ def halves(figures: Sequence[Figure]) -> tuple[list[Figure], list[Figure]]:
 def distance(figures: Sequence[Figure], constants: SpeedConstants) -> float:
     """Return how far the estimates are from the printed times: the mean of their logarithms' distances.
 
-    Figures of one model on one kind of GPU weigh together as the root of their number: they say much the same.
+    Figures of one model on one kind of GPU weigh together as the root of their number: they say much the same. A
+    processor's factor counts as one figure that says 1: a host is as others until its figures say more than that.
     """
     sums: dict[tuple[object, ...], list[float]] = {}
     for each in figures:
         off = abs(math.log(each.predict(constants) / each.seconds))
         sums.setdefault(_run(each), []).append(min(_FAR, off))
+    for processor in constants.hosts:
+        sums["host", processor] = [abs(math.log(constants.hosts[processor]))]
     weights = [len(run) ** 0.5 for run in sums.values()]
     means = [sum(run) / len(run) for run in sums.values()]
     return float(sum(map(operator.mul, weights, means)) / sum(weights))
@@ -73,12 +76,13 @@ def _run(figure: Figure) -> tuple[object, ...]:
 
 def derive(figures: Sequence[Figure]) -> SpeedConstants:
     """Return the constants set on these figures."""
-    best = SpeedConstants()
+    hosts = sorted({each.inputs.gpu.processor for each in figures} - {""})
+    best = SpeedConstants(hosts=dict.fromkeys(hosts, 1.0))
     least = distance(figures, best)
     for factor in _FACTORS:
         for _ in range(_ROUNDS):
             before = least
-            for name in _SET:
+            for name in (*_SET, *hosts):
                 for move in (factor, 1 / factor):
                     tried = _moved(best, name, move)
                     found = distance(figures, tried)
@@ -86,22 +90,30 @@ def derive(figures: Sequence[Figure]) -> SpeedConstants:
                         best, least = tried, found
             if before - least < 1e-6:
                 break
-    for name in _SET:
-        best = _with(best, name, float(f"{getattr(best, name):.3g}"))
+    for name in (*_SET, *hosts):
+        best = _with(best, name, float(f"{_value(best, name):.3g}"))
     return _with_band(figures, best)
 
 
+def _value(constants: SpeedConstants, name: str) -> float:
+    """Return a constant, or the factor of a processor."""
+    return float(constants.hosts[name] if name in constants.hosts else getattr(constants, name))
+
+
 def _with(constants: SpeedConstants, name: str, value: float) -> SpeedConstants:
-    changed: dict[str, Any] = {name: value}
+    is_host = name in constants.hosts
+    changed: dict[str, Any] = (
+        {"hosts": {**constants.hosts, name: value}} if is_host else {name: value}
+    )
     return replace(constants, **changed)
 
 
 def _moved(constants: SpeedConstants, name: str, factor: float) -> SpeedConstants:
-    start = getattr(SpeedConstants(), name)
+    start = 1.0 if name in constants.hosts else getattr(SpeedConstants(), name)
     most = start * _REACH
     if name in _SHARES:
         most = _MOST_SHARE if name == "memory_share" else 1.0
-    value = min(most, max(start / _REACH, getattr(constants, name) * factor))
+    value = min(most, max(start / _REACH, _value(constants, name) * factor))
     return _with(constants, name, value)
 
 

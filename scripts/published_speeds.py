@@ -71,11 +71,9 @@ class Figure:
             return token
         # Each request's tokens wait for the prompts of those that are decoded beside it.
         if self.quantity == "seconds":
-            return (
-                (token + _prompts_at_once(inputs, self.input, batch, flops) / self.output)
-                * sent
-                / batch
-            )
+            each = token + _prompts_at_once(inputs, self.input, batch, flops) / self.output
+            # They are sent at once, and none starts before the API has parsed all of their templates.
+            return each * sent / batch + sent * inputs.parsing / self.output
         each = token + batch * _work(inputs, self.input, flops) / self.output
         return each * sent / batch if self.quantity != "itl_ms" else each
 
@@ -175,10 +173,11 @@ def _speed_inputs(record: Mapping[str, Any]) -> SpeedInputs:
         raise UsageError(f"{record['id']}: the GPU {record['gpu']!r} is not in the catalogue")
     version = record.get("engine_version") or LATEST_VLLM
     parameters = EngineParameters.of(dict(record.get("flags") or {}), engine_version=version)
+    gpu = replace(gpu, processor=record.get("processor", ""))
     result = plan(find_model(record["model"]), gpu, int(record.get("gpu_count") or 1), parameters)
     if result.basis is None:
         raise UsageError(f"{record['id']}: {result.problems[0].detail}")
-    return result.basis.speed
+    return replace(result.basis.speed, through_chat=record.get("api") == "chat")
 
 
 @dataclass(frozen=True, slots=True)

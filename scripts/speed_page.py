@@ -31,8 +31,14 @@ _RULES = """## How it is graded
 - Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
   constant stays within three times of where it began, and figures that are more than twice off pull no harder.
 - Which constants there are was decided with the graded half's figures in view; its figures set no value. vLLM's V0
-  engine has a host's part of its own, as its steps wait for the host; how fast that host is, no plan knows. That V1 replays
-  prompts of up to 512 tokens from CUDA graphs was read in vLLM because first tokens of both halves came sooner.
+  engine has a host's part of its own, as its steps wait for the host. That V1 replays prompts of up to 512 tokens from CUDA graphs was read in vLLM because first tokens of both halves came sooner.
+- A record's `processor` is its host's, as its source states it: everything that the host does takes a factor that the
+  calibration half's figures set for that processor, each factor held to 1 by the weight of one figure. Processors that only
+  graded runs had, and hosts that are not stated, count as 1. A plan knows its host's processor where a
+  [GPU file](../reference/gpu-file.md) names it.
+- A record's `api` is `chat` where its source states that messages were sent. vLLM 0.11.0 parses the chat template anew for
+  each of them (entrypoints/chat_utils.py; not 0.10.2, and once since 0.11.2), and of requests that come at once none starts
+  before all are parsed ([vllm-project/vllm#20065](https://github.com/vllm-project/vllm/pull/20065) saw 6 to 8 s for 1,000).
 - Narrow slices of experts, the kernels of latents and what V1's host takes longer before 0.14 were looked for because
   whole batches of the calibration half took twice the estimate. Read in vLLM: sparse attention pads a rank's heads to 64
   (128 on compute capability 10), V0 decodes requests beyond 8,192 tokens without CUDA graphs, and V1 compiles models.
@@ -110,9 +116,15 @@ have {each.grouped_width:.3g} columns), and {each.bus_share:.3g} of PCIe's bandw
 {1e6 * each.latent:.3g} more where it attends to latents; for each expert that a token is sent to, {1e6 * each.experts:.3g} a layer ({1e6 * each.early_experts:.3g} before 0.12); an
 all-reduce {1e6 * each.switch:.3g} over NVLink and {1e6 * each.bus:.3g} over PCIe; a step {1e6 * each.step:.3g} ({1e6 * each.waiting:.3g} more before 0.14) and {1e6 * each.sequence:.3g} for each request in
 it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer ({1e6 * each.old_prompt_layer:.3g} in V0), taking it in
-{1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0). The band holds nine in ten of the calibration half's times: {each.low:g} to {each.high:g} times the
+{1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0), parsing its chat template in 0.11.0 {1e6 * each.template:.4g}. The band holds nine in ten of the calibration half's times: {each.low:g} to {each.high:g} times the
 estimate between tokens, {each.prompt_low:g} to {each.prompt_high:g} for first tokens.
+
+What the host does takes so many times that: {_hosts(each)}.
 """
+
+
+def _hosts(constants: SpeedConstants) -> str:
+    return ", ".join(f"{name} {factor:.3g}" for name, factor in constants.hosts.items())
 
 
 def _row(figure: Figure, half: str, constants: SpeedConstants) -> str:

@@ -107,6 +107,19 @@ def test_prompts_of_others_slow_tokens_down() -> None:
     assert seconds(8, 4000) - seconds(8, 100) > 5 * (seconds(1, 4000) - seconds(1, 100))
 
 
+def test_requests_of_a_batch_wait_until_all_their_templates_are_parsed() -> None:
+    sent = RECORD | {"itl_ms": None, "seconds": 20.0, "requests": 1000, "engine_version": "0.11.0"}
+    plain, chat = read_figures([sent, sent | {"api": "chat"}])
+    waited = 1000 * load_speed_constants().template
+    assert chat.output * (chat.predict() - plain.predict()) == pytest.approx(waited)
+
+
+def test_a_records_processor_is_its_hosts() -> None:
+    processor = "INTEL(R) XEON(R) PLATINUM 8558"
+    known, told = read_figures([RECORD, RECORD | {"processor": processor}])
+    assert told.inputs.host == load_speed_constants().hosts[processor] > known.inputs.host == 1.0
+
+
 def test_a_cache_that_holds_fewer_requests_decodes_fewer_at_once() -> None:
     (one,) = read_figures([RECORD | {"itl_ms": None, "tokens_per_second": 100.0, "requests": 64}])
     small = replace(one, inputs=replace(one.inputs, capacity_tokens=800))

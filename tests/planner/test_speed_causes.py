@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,41 @@ def test_a_step_waits_for_the_host_unless_it_is_scheduled_ahead(
     assert inputs.step(1) == pytest.approx(
         constants.step + constants.sequence + waits * constants.waiting
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "is_parsed"),
+    [
+        ("Qwen/Qwen3-8B", "0.10.2", False),
+        ("Qwen/Qwen3-8B", "0.11.0", True),
+        ("Qwen/Qwen3-8B", "0.11.2", False),
+        ("openai/gpt-oss-20b", "0.11.0", False),
+    ],
+)
+def test_one_release_parses_the_template_of_each_request(
+    model: str, version: str, is_parsed: bool
+) -> None:
+    """In vLLM 0.11.0, entrypoints/chat_utils.py `resolve_chat_template_kwargs`; gpt-oss has no template."""
+    inputs, constants = inputs_of(model, "H100", version=version), load_speed_constants()
+    assert inputs.parsing == (constants.template if is_parsed else 0.0)
+    assert inputs.taking_in == pytest.approx(constants.prompt + inputs.parsing)
+    assert replace(inputs, through_chat=False).parsing == 0.0
+
+
+def test_everything_that_the_host_does_takes_its_processors_time() -> None:
+    known = inputs_of("Qwen/Qwen3-8B", "H100", version="0.11.0")
+    slow = replace(
+        known,
+        gpu=replace(known.gpu, processor="slow"),
+        constants=replace(known.constants, hosts={"slow": 2.0}),
+    )
+    assert (known.host, slow.host) == (1.0, 2.0)
+    for part in (lambda each: each.step(8), lambda each: each.taking_in, lambda each: each.parsing):
+        assert part(slow) == pytest.approx(2 * part(known))
+    launches = [
+        prompt_times(each, 2048, arithmetic(each)[1])["kernel launches"] for each in (known, slow)
+    ]
+    assert launches[1] == pytest.approx(2 * launches[0])
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
     )
     constants = inputs.constants
     layer = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
-    return floor_seconds(inputs) if is_replayed else len(inputs.model.layers) * layer
+    return floor_seconds(inputs) if is_replayed else len(inputs.model.layers) * inputs.host * layer
 
 
 _MOST_CAPTURED = 512
