@@ -35,6 +35,9 @@ QUANTITIES: Mapping[str, str] = {
 }
 
 
+_DECISIVE = frozenset({"gpu", "gpu_count", "tensor_parallel_size"})
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One published figure.
@@ -85,6 +88,11 @@ class Figure:
         return low <= self.seconds / self.predict(constants) <= high
 
     @property
+    def is_stated(self) -> bool:
+        """Whether the source states the kind of GPU, and how the model was split: another kind has another speed."""
+        return _DECISIVE.isdisjoint(self.record.get("inferred", ()))
+
+    @property
     def is_cached(self) -> bool:
         """Whether a first token came sooner than the GPU can compute its prompt: then some of it was cached."""
         _, flops = arithmetic(self.inputs)
@@ -101,8 +109,10 @@ def _prompts_at_once(inputs: SpeedInputs, length: int, count: int, flops: float)
     """Return the seconds of prompts that fill steps together."""
     parts, tokens = prompt_times(inputs, length, flops), inputs.max_num_batched_tokens
     steps, own = -(-count * length // tokens), -(-length // tokens)
-    each_step = max(parts["memory bandwidth"], parts["kernel launches"]) / own
-    work = max(count * parts["compute"], steps * each_step)
+    reads, launches = (
+        steps * parts[name] / own for name in ("memory bandwidth", "kernel launches")
+    )
+    work = max(count * parts["compute"] + reads, launches)
     return work + count * parts["communication"] + steps * inputs.step(1)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import load_speed_constants
-from exo_inference.planner.speed.estimate import batch_times, prompt_times
+from exo_inference.planner.speed.estimate import batch_times, prompt_seconds, prompt_times
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.operations import attention_flops, product_seconds
 
@@ -128,6 +128,16 @@ def test_sparse_attention_pads_heads(gpu: str, ranks: int, heads: int) -> None:
     assert attention_flops(inputs, length) == 61 * length * ranks * each
 
 
+def test_a_prompts_reading_and_computing_follow_one_another() -> None:
+    inputs = inputs_of("Qwen/Qwen3-8B", "H100")
+    parts = {"compute": 0.03, "memory bandwidth": 0.02, "offloaded weights": 0.01, "kernel launches": 0.04, "communication": 0.0}  # fmt: skip
+    host = inputs.step(1) + inputs.taking_in
+    assert prompt_seconds(inputs, parts, 200) == pytest.approx(0.06 + host)
+    assert prompt_seconds(inputs, {**parts, "kernel launches": 0.07}, 200) == pytest.approx(
+        0.07 + host
+    )
+
+
 def test_latents_have_a_floor_of_their_own() -> None:
     inputs = inputs_of("deepseek-ai/DeepSeek-R1", "H200", 8, tensor_parallel_size=8)
     constants = load_speed_constants()
@@ -149,3 +159,32 @@ def test_a_compiled_model_launches_a_prompt_sooner() -> None:
 def test_a_refused_start_is_taken_to_hold_one_request() -> None:
     inputs = inputs_of("meta-llama/Llama-3.1-70B-Instruct", "H100")
     assert inputs.capacity_tokens == 16384
+
+
+@pytest.mark.parametrize(
+    ("gpu", "longer"),
+    [
+        ("A100 80GB SXM4", 3072 / 2880 * 2944 / 2880),  # Marlin pads both sides
+        ("H100", 1 / 0.61),  # Triton pads the width to 64, which it is a multiple of
+        ("B200", None),  # computes in four bit
+    ],
+)
+def test_experts_in_mxfp4_are_unpacked_where_the_gpu_has_no_such_arithmetic(
+    gpu: str, longer: float | None
+) -> None:
+    inputs = inputs_of("openai/gpt-oss-20b", gpu)
+    plain = replace(inputs, model=replace(inputs.model, quantization=None))
+    assert grouped_seconds(inputs) == pytest.approx((longer or 1.0) * grouped_seconds(plain))
+
+
+def grouped_seconds(inputs: SpeedInputs) -> float:
+    """Return what a factor of 2 on the products of experts adds to those of all."""
+    assert inputs.model.moe is not None
+    _, flops = arithmetic(replace(inputs, model=replace(inputs.model, quantization=None)))
+    both = [
+        product_seconds(
+            replace(inputs, constants=replace(inputs.constants, grouped_width=width)), 1000, flops
+        )
+        for width in (0.0, float(inputs.model.moe.intermediate_size))
+    ]
+    return both[1] - both[0]

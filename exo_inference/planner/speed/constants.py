@@ -47,6 +47,9 @@ class SpeedConstants:
         prompt_layer: launching a layer of a prompt, which no CUDA graph replays. old_prompt_layer: the same in V0, which
             does not compile models: Python launches each of their modules.
         hosts: times that a host's part takes, by its processor: of what it takes on a host that is not known.
+        launch: launching a layer's kernels one by one, where no CUDA graph replays them. The GPU works meanwhile, so that
+            the longer of the two counts. Published per step and layer: 0.38 ms (Llama 2 7B, vllm-project/vllm#1440) and
+            0.79 ms (Qwen2.5-Omni-7B, vllm-project/vllm-omni#7960); it begins at their geometric middle.
         low, high: nine in ten of the published times between tokens lie between these times the estimate.
         prompt_low, prompt_high: the same of first tokens.
         figures: on how many they were set.
@@ -75,6 +78,7 @@ class SpeedConstants:
     prompt_layer: float = 2e-4
     old_prompt_layer: float = 4e-4
     hosts: Mapping[str, float] = field(default_factory=dict)
+    launch: float = 5.5e-4
     low: float = 0.7
     high: float = 1.5
     prompt_low: float = 0.5
