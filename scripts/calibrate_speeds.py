@@ -22,14 +22,14 @@ from exo_inference.planner.speed.constants import SpeedConstants
 from scripts.constants_file import write_or_compare
 from scripts.planner_halves import sets_constants
 from scripts.published_speeds import Figure, parse_figures, read_figures
-from scripts.speed_page import render
+from scripts.speed_page import LeftOut, render, render_left_out
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "speeds.json"
 
 _SET = (
     "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_experts", "latent", "switch", "bus", "bus_share", "step",
-    "sequence", "prompt", "waiting", "old_step", "old_sequence", "old_prompt", "prompt_layer",
-    "old_prompt_layer",
+    "sequence", "prompt", "template", "waiting", "old_step", "old_sequence", "old_prompt", "prompt_layer",
+    "old_prompt_layer", "launch",
 )  # fmt: skip
 _MOST_SHARE = 0.92
 """Of the memory bandwidth: what copies of large arrays reach."""
@@ -39,15 +39,17 @@ _SHARES = frozenset({"memory_share", "compute_share", "amd_share", "bus_share"})
 _FACTORS = (1.6, 1.25, 1.1, 1.04, 1.015)
 _ROUNDS = 8
 """At most so many passes over all constants for each factor."""
+_NEAR_FACTORS, _NEAR_ROUNDS = (1.1, 1.04), 2
+"""The same where constants are moved on from those of all figures."""
 _FAR = math.log(2)
 """A figure that is further off pulls no harder: its run had a cause that no constant has."""
 
 
 def halves(figures: Sequence[Figure]) -> tuple[list[Figure], list[Figure]]:
-    """Return the figures that set constants, and those that are graded; first tokens of cached prompts are neither."""
+    """Return the figures that set constants, and those that are graded; some are neither."""
     found: tuple[list[Figure], list[Figure]] = ([], [])
     for each in figures:
-        if not each.is_cached:
+        if each.is_stated and not each.is_cached:
             found[0 if sets_constants(each.record) else 1].append(each)
     return found
 
@@ -55,12 +57,15 @@ def halves(figures: Sequence[Figure]) -> tuple[list[Figure], list[Figure]]:
 def distance(figures: Sequence[Figure], constants: SpeedConstants) -> float:
     """Return how far the estimates are from the printed times: the mean of their logarithms' distances.
 
-    Figures of one model on one kind of GPU weigh together as the root of their number: they say much the same.
+    Figures of one model on one kind of GPU weigh together as the root of their number: they say much the same. A
+    processor's factor counts as one figure that says 1: a host is as others until its figures say more than that.
     """
     sums: dict[tuple[object, ...], list[float]] = {}
     for each in figures:
         off = abs(math.log(each.predict(constants) / each.seconds))
         sums.setdefault(_run(each), []).append(min(_FAR, off))
+    for processor in constants.hosts:
+        sums["host", processor] = [abs(math.log(constants.hosts[processor]))]
     weights = [len(run) ** 0.5 for run in sums.values()]
     means = [sum(run) / len(run) for run in sums.values()]
     return float(sum(map(operator.mul, weights, means)) / sum(weights))
@@ -71,14 +76,41 @@ def _run(figure: Figure) -> tuple[object, ...]:
     return inputs.model.name, inputs.gpu.key, inputs.ranks, inputs.rules.is_legacy
 
 
-def derive(figures: Sequence[Figure]) -> SpeedConstants:
-    """Return the constants set on these figures."""
-    best = SpeedConstants()
-    least = distance(figures, best)
-    for factor in _FACTORS:
-        for _ in range(_ROUNDS):
+def derive(figures: Sequence[Figure]) -> tuple[SpeedConstants, list[LeftOut]]:
+    """Return the constants set on these figures, and how each kind of GPU fares by those of the others."""
+    hosts = sorted({each.inputs.gpu.processor for each in figures} - {""})
+    start = SpeedConstants(hosts=dict.fromkeys(hosts, 1.0))
+    best = _settle(figures, start, _FACTORS, _ROUNDS)
+    for name in (*_SET, *hosts):
+        best = _with(best, name, float(f"{_value(best, name):.3g}"))
+    left_out = leave_one_out(figures, best)
+    return _with_band(left_out, replace(best, figures=len(figures))), left_out
+
+
+def leave_one_out(figures: Sequence[Figure], constants: SpeedConstants) -> list[LeftOut]:
+    """Return for each kind of GPU how its figures fare by constants that are moved to what the others alone say."""
+    found = []
+    for key in sorted({each.inputs.gpu.key for each in figures}):
+        rest = [each for each in figures if each.inputs.gpu.key != key]
+        told = {each.inputs.gpu.processor for each in rest}
+        start = constants
+        for processor in constants.hosts:
+            if processor not in told:
+                start = _with(start, processor, 1.0)
+        left = tuple(each for each in figures if each.inputs.gpu.key == key)
+        found.append(LeftOut(key, left, _settle(rest, start, _NEAR_FACTORS, _NEAR_ROUNDS)))
+    return found
+
+
+def _settle(
+    figures: Sequence[Figure], start: SpeedConstants, factors: Sequence[float], rounds: int
+) -> SpeedConstants:
+    """Return the constants after moving each while that brings the estimates nearer."""
+    best, least = start, distance(figures, start)
+    for factor in factors:
+        for _ in range(rounds):
             before = least
-            for name in _SET:
+            for name in (*_SET, *start.hosts):
                 for move in (factor, 1 / factor):
                     tried = _moved(best, name, move)
                     found = distance(figures, tried)
@@ -86,34 +118,43 @@ def derive(figures: Sequence[Figure]) -> SpeedConstants:
                         best, least = tried, found
             if before - least < 1e-6:
                 break
-    for name in _SET:
-        best = _with(best, name, float(f"{getattr(best, name):.3g}"))
-    return _with_band(figures, best)
+    return best
+
+
+def _value(constants: SpeedConstants, name: str) -> float:
+    """Return a constant, or the factor of a processor."""
+    return float(constants.hosts[name] if name in constants.hosts else getattr(constants, name))
 
 
 def _with(constants: SpeedConstants, name: str, value: float) -> SpeedConstants:
-    changed: dict[str, Any] = {name: value}
+    is_host = name in constants.hosts
+    changed: dict[str, Any] = (
+        {"hosts": {**constants.hosts, name: value}} if is_host else {name: value}
+    )
     return replace(constants, **changed)
 
 
 def _moved(constants: SpeedConstants, name: str, factor: float) -> SpeedConstants:
-    start = getattr(SpeedConstants(), name)
+    start = 1.0 if name in constants.hosts else getattr(SpeedConstants(), name)
     most = start * _REACH
     if name in _SHARES:
         most = _MOST_SHARE if name == "memory_share" else 1.0
-    value = min(most, max(start / _REACH, getattr(constants, name) * factor))
+    value = min(most, max(start / _REACH, _value(constants, name) * factor))
     return _with(constants, name, value)
 
 
-def _with_band(figures: Sequence[Figure], constants: SpeedConstants) -> SpeedConstants:
-    """Add between which times the estimate nine in ten figures lie, first tokens and all others."""
+def _with_band(left_out: Sequence[LeftOut], constants: SpeedConstants) -> SpeedConstants:
+    """Add between which times the estimate nine in ten figures lie, first tokens and all others.
+
+    Each is estimated without its kind of GPU: constants fit the figures that they were set on better than others.
+    """
     groups: tuple[list[float], list[float]] = ([], [])
-    for each in figures:
-        groups[each.quantity == "ttft_ms"].append(each.seconds / each.predict(constants))
+    for each in left_out:
+        for figure in each.figures:
+            ratio = figure.seconds / figure.predict(each.constants)
+            groups[figure.quantity == "ttft_ms"].append(ratio)
     (low, high), (prompt_low, prompt_high) = map(_middle_of, groups)
-    return replace(
-        constants, low=low, high=high, prompt_low=prompt_low, prompt_high=prompt_high, figures=len(figures),
-    )  # fmt: skip
+    return replace(constants, low=low, high=high, prompt_low=prompt_low, prompt_high=prompt_high)
 
 
 def _middle_of(ratios: Sequence[float]) -> tuple[float, float]:
@@ -137,11 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     records = parse_figures(options.figures.read_text(encoding="utf-8"), str(options.figures))
     setting, graded = halves(read_figures(records))
-    constants = derive(setting)
+    constants, left_out = derive(setting)
     text = json.dumps(asdict(constants), indent=0) + "\n"
     code = write_or_compare(TARGET, text, options.figures, check=options.check)
     if options.write is not None and not options.check:
-        options.write.write_text(render(setting, graded, constants), encoding="utf-8")
+        page = render(setting, graded, constants) + render_left_out(left_out, constants)
+        options.write.write_text(page, encoding="utf-8")
     return code
 
 

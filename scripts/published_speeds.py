@@ -35,6 +35,9 @@ QUANTITIES: Mapping[str, str] = {
 }
 
 
+_DECISIVE = frozenset({"gpu", "gpu_count", "tensor_parallel_size"})
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One published figure.
@@ -71,11 +74,9 @@ class Figure:
             return token
         # Each request's tokens wait for the prompts of those that are decoded beside it.
         if self.quantity == "seconds":
-            return (
-                (token + _prompts_at_once(inputs, self.input, batch, flops) / self.output)
-                * sent
-                / batch
-            )
+            each = token + _prompts_at_once(inputs, self.input, batch, flops) / self.output
+            # They are sent at once, and none starts before the API has parsed all of their templates.
+            return each * sent / batch + sent * inputs.parsing / self.output
         each = token + batch * _work(inputs, self.input, flops) / self.output
         return each * sent / batch if self.quantity != "itl_ms" else each
 
@@ -85,6 +86,11 @@ class Figure:
         if self.quantity == "ttft_ms":
             low, high = constants.prompt_low, constants.prompt_high
         return low <= self.seconds / self.predict(constants) <= high
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the source states the kind of GPU, and how the model was split: another kind has another speed."""
+        return _DECISIVE.isdisjoint(self.record.get("inferred", ()))
 
     @property
     def is_cached(self) -> bool:
@@ -103,8 +109,10 @@ def _prompts_at_once(inputs: SpeedInputs, length: int, count: int, flops: float)
     """Return the seconds of prompts that fill steps together."""
     parts, tokens = prompt_times(inputs, length, flops), inputs.max_num_batched_tokens
     steps, own = -(-count * length // tokens), -(-length // tokens)
-    each_step = max(parts["memory bandwidth"], parts["kernel launches"]) / own
-    work = max(count * parts["compute"], steps * each_step)
+    reads, launches = (
+        steps * parts[name] / own for name in ("memory bandwidth", "kernel launches")
+    )
+    work = max(count * parts["compute"] + reads, launches)
     return work + count * parts["communication"] + steps * inputs.step(1)
 
 
@@ -175,10 +183,11 @@ def _speed_inputs(record: Mapping[str, Any]) -> SpeedInputs:
         raise UsageError(f"{record['id']}: the GPU {record['gpu']!r} is not in the catalogue")
     version = record.get("engine_version") or LATEST_VLLM
     parameters = EngineParameters.of(dict(record.get("flags") or {}), engine_version=version)
+    gpu = replace(gpu, processor=record.get("processor", ""))
     result = plan(find_model(record["model"]), gpu, int(record.get("gpu_count") or 1), parameters)
     if result.basis is None:
         raise UsageError(f"{record['id']}: {result.problems[0].detail}")
-    return result.basis.speed
+    return replace(result.basis.speed, through_chat=record.get("api") == "chat")
 
 
 @dataclass(frozen=True, slots=True)

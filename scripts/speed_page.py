@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from exo_inference.planner.speed.constants import SpeedConstants
 from scripts.published_speeds import (
@@ -27,17 +28,87 @@ _RULES = """## How it is graded
 - *First token* is that of a request alone. *Between tokens* and *requests that follow one another* wait for the prompts
   of the requests beside them; *a whole batch* is sent at once, prompts and output together, per token of output.
 - A first token that came sooner than the GPU's whole arithmetic could compute its prompt is of a cached prompt, and is
-  not graded. Where the cache holds fewer requests than were sent, fewer are decoded at once.
+  not graded. A figure whose kind of GPU, number of GPUs or split over them was inferred and not stated is neither set on
+  nor graded: kinds of one name differ by a third in bandwidth. Where the cache holds fewer requests than were sent, fewer are decoded at once.
 - Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
   constant stays within three times of where it began, and figures that are more than twice off pull no harder.
 - Which constants there are was decided with the graded half's figures in view; its figures set no value. vLLM's V0
-  engine has a host's part of its own, as its steps wait for the host; how fast that host is, no plan knows. That V1 replays
-  prompts of up to 512 tokens from CUDA graphs was read in vLLM because first tokens of both halves came sooner.
+  engine has a host's part of its own, as its steps wait for the host. That V1 replays prompts of up to 512 tokens from CUDA graphs was read in vLLM because first tokens of both halves came sooner.
+- A record's `processor` is its host's, as its source states it: everything that the host does takes a factor that the
+  calibration half's figures set for that processor, each factor held to 1 by the weight of one figure. Processors that only
+  graded runs had, and hosts that are not stated, count as 1. A plan knows its host's processor where a
+  [GPU file](../reference/gpu-file.md) names it.
+- A record's `api` is `chat` where its source states that messages were sent. vLLM 0.11.0 parses the chat template anew for
+  each of them (entrypoints/chat_utils.py; not 0.10.2, and once since 0.11.2), and of requests that come at once none starts
+  before all are parsed ([vllm-project/vllm#20065](https://github.com/vllm-project/vllm/pull/20065) saw 6 to 8 s for 1,000).
+- A prompt's reading and computing follow one another and do not overlap: chosen on the calibration half (92 to 95 % within
+  1.5 times), whose short prompts took longer than the longer of both.
 - Narrow slices of experts, the kernels of latents and what V1's host takes longer before 0.14 were looked for because
   whole batches of the calibration half took twice the estimate. Read in vLLM: sparse attention pads a rank's heads to 64
   (128 on compute capability 10), V0 decodes requests beyond 8,192 tokens without CUDA graphs, and V1 compiles models.
+- Experts in MXFP4 that are unpacked to 16 bit compute their padding, and on compute capability 9 reach 0.61 of the others
+  ([triton-lang/triton#6833](https://github.com/triton-lang/triton/pull/6833): 49 % of the stated rate beside 80 %); no figure of
+  the calibration half is of such a model. That the graded ones were estimated too fast is why it was looked for.
 - Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
   0.6.6 are estimated as 0.6.6. What was left out, and why, stands in the file's `note`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A kind of GPU, its figures, and the constants that the others alone give."""
+
+    gpu: str
+    figures: tuple[Figure, ...]
+    constants: SpeedConstants
+
+
+def render_left_out(left_out: Sequence[LeftOut], constants: SpeedConstants) -> str:
+    """Return the end of the page: how the calibration half fares where its kind of GPU set nothing, by constant.
+
+    Args:
+        left_out: of each kind of GPU.
+        constants: of all of them.
+    """
+    lines = [_LEFT_OUT]
+    lines += ["| kind of GPU left out | number | median error | within 1.5 times | median ratio |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: |"]
+    errors: list[float] = []
+    for each in left_out:
+        row = summarise_speeds(each.figures, each.constants)
+        errors += [abs(one.predict(each.constants) / one.seconds - 1) for one in each.figures]
+        lines.append(
+            f"| {each.gpu} | {row.count} | {row.median:.1%} | {row.within:.1%} | {row.bias:.2f} |"
+        )
+    near = sum(
+        1 / 1.5 <= one.predict(each.constants) / one.seconds <= 1.5
+        for each in left_out
+        for one in each.figures
+    )
+    middle = sorted(errors)[len(errors) // 2]
+    lines += [f"| all | {len(errors)} | {middle:.1%} | {near / len(errors):.1%} | |", ""]
+    lines += ["| constant | value | with one kind of GPU left out |", "| --- | ---: | ---: |"]
+    values, others = _values(constants), [_values(each.constants) for each in left_out]
+    for name, value in values.items():
+        found = [each[name] for each in others]
+        lines.append(f"| {name} | {value:.3g} | {min(found):.3g} to {max(found):.3g} |")
+    return "\n".join(lines) + "\n"
+
+
+def _values(constants: SpeedConstants) -> dict[str, float]:
+    values = {key: value for key, value in asdict(constants).items() if key not in _BAND}
+    hosts = values.pop("hosts")
+    return {**values, **hosts}
+
+
+_BAND = ("low", "high", "prompt_low", "prompt_high", "figures")
+
+_LEFT_OUT = """
+## One kind of GPU left out
+
+Figures of the calibration half by constants that the other kinds of GPU give (a processor that only its machines had
+counts as 1 then), and between which values each constant lies as one kind after the other is left out. The bands hold nine
+in ten of these figures.
 """
 
 
@@ -109,10 +180,17 @@ Set on {each.figures} figures. Reached are {shares}, of the dense 16-bit arithme
 have {each.grouped_width:.3g} columns), and {each.bus_share:.3g} of PCIe's bandwidth among ranks. In microseconds: {1e6 * each.layer:.3g} for each half of a layer,
 {1e6 * each.latent:.3g} more where it attends to latents; for each expert that a token is sent to, {1e6 * each.experts:.3g} a layer ({1e6 * each.early_experts:.3g} before 0.12); an
 all-reduce {1e6 * each.switch:.3g} over NVLink and {1e6 * each.bus:.3g} over PCIe; a step {1e6 * each.step:.3g} ({1e6 * each.waiting:.3g} more before 0.14) and {1e6 * each.sequence:.3g} for each request in
-it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer ({1e6 * each.old_prompt_layer:.3g} in V0), taking it in
-{1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0). The band holds nine in ten of the calibration half's times: {each.low:g} to {each.high:g} times the
+it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer ({1e6 * each.old_prompt_layer:.3g} in V0), a step's without CUDA graphs {1e6 * each.launch:.3g}, taking it in
+{1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0), parsing its chat template in 0.11.0 {1e6 * each.template:.4g}. The band holds nine in ten of the calibration
+half's times where their kind of GPU is left out: {each.low:g} to {each.high:g} times the
 estimate between tokens, {each.prompt_low:g} to {each.prompt_high:g} for first tokens.
+
+What the host does takes so many times that: {_hosts(each)}.
 """
+
+
+def _hosts(constants: SpeedConstants) -> str:
+    return ", ".join(f"{name} {factor:.3g}" for name, factor in constants.hosts.items())
 
 
 def _row(figure: Figure, half: str, constants: SpeedConstants) -> str:

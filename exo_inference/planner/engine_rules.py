@@ -31,6 +31,10 @@ class EngineRules:
         routes_slowly: layers of experts have a larger floor than in later releases (before 0.12).
         schedules_ahead: the host schedules a step while the GPU computes the one before (vLLM since 0.14,
             config/vllm.py `async_scheduling`).
+        parses_templates: its API parses the chat template anew for each request (vLLM 0.11.0 alone:
+            entrypoints/chat_utils.py, `resolve_chat_template_kwargs`; not in 0.10.2, and kept since 0.11.2).
+        writes_itself: model types whose prompts its API writes without a template
+            (entrypoints/openai/serving_chat.py, `use_harmony`).
         default_utilization: of `--gpu-memory-utilization`.
         batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
         cpu_batch: the same on a CPU, where that is another matter than its memory.
@@ -89,6 +93,8 @@ class EngineRules:
     is_legacy: bool = False
     routes_slowly: bool = False
     schedules_ahead: bool = True
+    parses_templates: bool = False
+    writes_itself: frozenset[str] = frozenset()
     subtracts_graphs: bool = False
     groups_hybrids: bool = False
     group_tolerance: float = 1.0
@@ -177,6 +183,8 @@ def _vllm(version: Version, text: str) -> EngineRules:
         is_legacy=is_legacy,
         routes_slowly=version < (0, 12, 0),
         schedules_ahead=version >= (0, 14, 0),
+        parses_templates=(0, 11, 0) <= version < (0, 11, 1),
+        writes_itself=frozenset({"gpt_oss"}),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         batches=_vllm_batches(version, is_legacy),
         small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from exo_inference.planner.draft_acceptance import ACCEPTANCE
 from exo_inference.planner.speed.estimate import (
-    LAUNCH_SECONDS_PER_LAYER,
     batch_times,
     prompt_times,
 )
@@ -84,8 +83,8 @@ def _sum_text(parts: Mapping[str, float]) -> str:
 def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step:
     parts = prompt_times(inputs, prompt.num_tokens, flops)
     formula = (
-        f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}"
-        f"{_host_text(parts, inputs)}{_launch_text(parts)}, "
+        f"computing {_ms(parts['compute'])} + reading {_ms(parts['memory bandwidth'])}"
+        f"{_host_text(parts, inputs)}, or launching kernels {_ms(parts['kernel launches'])} where that takes longer, "
         f"+ {_ms(parts['communication'])} between GPUs + {_ms(inputs.step(1))} per step "
         f"+ {_ms(inputs.taking_in)} for taking the request in"
     )
@@ -100,7 +99,7 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
     parts = batch_times(inputs, size, batch.context, flops)
     formula = (
         f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
-        f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
+        f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts, inputs)}, "
         f"+ {_ms(parts['small kernels'])} of small kernels + {_ms(parts['communication'])} between GPUs "
         f"+ {_ms(inputs.step(size))} per step{_draft_text(parts, inputs)}"
     )
@@ -117,10 +116,10 @@ def _host_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
     return f" + {_ms(parts['offloaded weights'])} of offloaded weights from the host at {link}"
 
 
-def _launch_text(parts: Mapping[str, float]) -> str:
+def _launch_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
     if not parts["kernel launches"]:
         return ""
-    each = f"{_ms(LAUNCH_SECONDS_PER_LAYER)} per layer without CUDA graphs"
+    each = f"{_ms(inputs.constants.launch)} per layer without CUDA graphs"
     return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
 
 

@@ -43,6 +43,7 @@ class Gpu:
         pcie_bandwidth: the same between GPUs that NVLink does not join.
         host_bandwidth: bytes per second from the host's memory to one GPU.
         is_unified: CPU and GPU share the memory.
+        processor: of the host, as its kernel names it; empty where it is not known.
         is_measured: bandwidth and arithmetic were measured with the engine, not stated by a maker.
         usd_per_hour: price by number of GPUs, empty where none is known.
     """
@@ -63,6 +64,7 @@ class Gpu:
     pcie_bandwidth: float = 16e9
     host_bandwidth: float = 16e9
     is_unified: bool = False
+    processor: str = ""
     is_measured: bool = False
     family: str | None = None
     usd_per_hour: Mapping[int, float] = field(default_factory=dict)

@@ -12,11 +12,14 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.gpu_catalog import GIB, MIB, RESERVED_MIB, Gpu
+from exo_inference.planner.speed.constants import load_speed_constants
 
 _NUMBERS = (
     "memory-gib", "memory-mib", "bandwidth-gbps", "compute-capability", "link-gbps", "usd-per-hour",
 )  # fmt: skip
-_FIELDS = frozenset({*_NUMBERS, "name", "vendor", "tflops", "native", "nvlink", "max-count"})
+_FIELDS = frozenset(
+    {*_NUMBERS, "name", "vendor", "tflops", "native", "nvlink", "max-count", "processor"}
+)
 _VENDORS = ("nvidia", "amd")
 _NATIVE = ("fp16", "bf16", "fp8", "int8", "mxfp4", "nvfp4")
 _ARITHMETIC = ("fp16", "bf16", "fp8", "int8", "fp4")
@@ -57,7 +60,7 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         key: its name.
         entry: `memory-mib` (as nvidia-smi reports) or `memory-gib`, `bandwidth-gbps`, and optionally
             `name`, `vendor`, `tflops` by type, `native` types, `compute-capability`, `link-gbps`, `nvlink`,
-            `usd-per-hour` and `max-count`.
+            `usd-per-hour`, `max-count` and the `processor` of its host.
 
     Raises:
         UsageError: a field is missing, unknown or of the wrong kind.
@@ -86,6 +89,7 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         link_bandwidth=(_optional(key, entry, "link-gbps") or 16) * 1e9,
         has_nvlink=_flag(key, entry, "nvlink"),
         host_bandwidth=_host_gbps(key, entry) * 1e9,
+        processor=_processor(key, entry),
         usd_per_hour={} if price is None else {1: price},
         price_source=_SOURCE,
         max_count=_count(key, entry, "max-count", 8),
@@ -107,6 +111,13 @@ def _native(key: str, entry: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(kinds, list | tuple) or not kinds:
         raise _wrong(key, "native", kinds, "a list of number types")
     return frozenset(_choice(key, "a type of native", kind, _NATIVE) for kind in kinds)
+
+
+def _processor(key: str, entry: Mapping[str, Any]) -> str:
+    """Return the host's processor; only of those that are known does anybody know how fast they are."""
+    if "processor" not in entry:
+        return ""
+    return _choice(key, "processor", entry["processor"], tuple(load_speed_constants().hosts))
 
 
 def _number(key: str, entry: Mapping[str, Any], name: str, *, shown: str = "") -> float:

@@ -20,6 +20,7 @@ from exo_inference.planner import (
     parse_gpu,
     plan,
 )
+from exo_inference.planner.speed.constants import load_speed_constants
 
 GIB = 2**30
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gpu-file.md"
@@ -46,6 +47,18 @@ def test_every_field_that_is_read_is_documented() -> None:
     assert caught.value.hint is not None
     for name in caught.value.hint.removeprefix("Known fields: ").rstrip(".").split(", "):
         assert f"`{name}`" in page
+
+
+def test_a_host_that_is_known_is_estimated_by_its_processor() -> None:
+    hosts = load_speed_constants().hosts
+    entry = {"memory-gib": 48, "bandwidth-gbps": 900, "tflops": {"bf16": 300}}
+    seconds = []
+    for processor in (min(hosts, key=hosts.__getitem__), max(hosts, key=hosts.__getitem__)):
+        gpu = parse_gpu("mine", {**entry, "processor": processor})
+        speed = plan(find_model("Qwen/Qwen3-0.6B"), gpu, 1, EngineParameters()).speed
+        assert speed is not None
+        seconds.append(speed.batches[0].inter_token_seconds)
+    assert seconds[0] < seconds[1]
 
 
 def test_memory_is_what_the_driver_leaves() -> None:
@@ -86,6 +99,8 @@ def test_a_users_gpu_wins_over_a_bundled_one_of_that_name() -> None:
         ({"memory-gib": 48, "bandwidth-gbps": 1, "vendor": "acme"}, "vendor is 'acme'"),
         ({"memory-gib": 48, "bandwidth-gbps": 1, "max-count": 1.5}, "max-count is 1.5"),
         ({"memory-gib": 48, "bandwidth-gbps": 1, "name": 7}, "name is 7"),
+        ({"memory-gib": 48, "bandwidth-gbps": 1, "processor": "Z80"}, "processor is 'Z80', expected one of"),
+        ({"memory-gib": 48, "bandwidth-gbps": 1, "processor": None}, "processor is None"),
         ({"memory-gib": 48, "bandwidth-gbps": 1, "usd-per-hour": "2 USD"}, "usd-per-hour is '2 USD'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

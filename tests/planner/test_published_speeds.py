@@ -11,10 +11,10 @@ import pytest
 
 from exo_inference.errors import UsageError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
-from exo_inference.planner.speed.constants import load_speed_constants
+from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
 from exo_inference.planner.speed.estimate import batch_sizes, prompt_times
 from exo_inference.planner.speed.inputs import arithmetic
-from scripts.calibrate_speeds import distance, halves
+from scripts.calibrate_speeds import derive, distance, halves, leave_one_out
 from scripts.planner_halves import gpu_key, model_key
 from scripts.published_speeds import (
     Figure,
@@ -22,7 +22,7 @@ from scripts.published_speeds import (
     read_figures,
     summarise_speeds,
 )
-from scripts.speed_page import render
+from scripts.speed_page import render, render_left_out
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner-published-speeds.json"
 RECORDS = parse_figures(PUBLISHED.read_text("utf-8"), PUBLISHED.name)
@@ -73,7 +73,7 @@ def test_no_graded_figure_is_of_a_model_and_a_gpu_that_set_constants(
 def test_the_graded_half_comes_near(graded: list[Figure]) -> None:
     row = summarise_speeds(graded)
     assert row.median <= 0.15
-    assert row.within >= 0.8
+    assert row.within >= 0.85
     assert row.in_band >= 0.85
 
 
@@ -87,8 +87,27 @@ def test_the_constants_are_nearer_than_those_around_them(setting: list[Figure]) 
 
 
 def test_the_page_is_what_the_figures_give(setting: list[Figure], graded: list[Figure]) -> None:
-    page = PUBLISHED.with_suffix(".md").read_text("utf-8")
+    page, heading, _ = PUBLISHED.with_suffix(".md").read_text("utf-8").partition("\n## One kind of")
+    assert heading
     assert page == render(setting, graded, load_speed_constants())
+
+
+@pytest.mark.slow
+def test_the_page_ends_with_what_each_kind_of_gpu_left_out_gives(setting: list[Figure]) -> None:
+    constants, left_out = derive(setting)
+    assert constants == load_speed_constants()
+    page = PUBLISHED.with_suffix(".md").read_text("utf-8")
+    assert page.endswith(render_left_out(left_out, constants))
+
+
+def test_a_kind_of_gpu_that_is_left_out_sets_nothing(setting: list[Figure]) -> None:
+    few = [each for each in setting if each.inputs.gpu.key in ("t4", "l4")]
+    hosts = {"Intel(R) Xeon(R) CPU @ 2.00GHz", "Intel(R) Xeon(R) CPU @ 2.20GHz"}
+    start = replace(SpeedConstants(), hosts=dict.fromkeys(hosts, 2.0))
+    for each in leave_one_out(few, start):
+        (own,) = {figure.inputs.gpu.processor for figure in each.figures} - {""}
+        assert each.constants.hosts[own] == 1.0
+        assert all(figure.inputs.gpu.key == each.gpu for figure in each.figures)
 
 
 def test_a_first_token_of_a_cached_prompt_is_not_graded() -> None:
@@ -96,6 +115,17 @@ def test_a_first_token_of_a_cached_prompt_is_not_graded() -> None:
     (late,) = read_figures([RECORD | {"itl_ms": None, "ttft_ms": 500.0, "input": 8000}])
     assert (soon.is_cached, late.is_cached) == (True, False)
     assert halves([soon]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("inferred", "is_used"),
+    [(["gpu"], False), (["date", "tensor_parallel_size"], False), (["date"], True), ([], True)],
+)
+def test_a_figure_whose_gpu_was_inferred_is_neither_set_on_nor_graded(
+    inferred: list[str], is_used: bool
+) -> None:
+    figures = read_figures([RECORD | {"inferred": inferred}])
+    assert any(halves(figures)) is is_used
 
 
 def test_prompts_of_others_slow_tokens_down() -> None:
@@ -107,6 +137,19 @@ def test_prompts_of_others_slow_tokens_down() -> None:
     assert seconds(8, 4000) - seconds(8, 100) > 5 * (seconds(1, 4000) - seconds(1, 100))
 
 
+def test_requests_of_a_batch_wait_until_all_their_templates_are_parsed() -> None:
+    sent = RECORD | {"itl_ms": None, "seconds": 20.0, "requests": 1000, "engine_version": "0.11.0"}
+    plain, chat = read_figures([sent, sent | {"api": "chat"}])
+    waited = 1000 * load_speed_constants().template
+    assert chat.output * (chat.predict() - plain.predict()) == pytest.approx(waited)
+
+
+def test_a_records_processor_is_its_hosts() -> None:
+    processor = "INTEL(R) XEON(R) PLATINUM 8558"
+    known, told = read_figures([RECORD, RECORD | {"processor": processor}])
+    assert told.inputs.host == load_speed_constants().hosts[processor] > known.inputs.host == 1.0
+
+
 def test_a_cache_that_holds_fewer_requests_decodes_fewer_at_once() -> None:
     (one,) = read_figures([RECORD | {"itl_ms": None, "tokens_per_second": 100.0, "requests": 64}])
     small = replace(one, inputs=replace(one.inputs, capacity_tokens=800))
@@ -114,9 +157,10 @@ def test_a_cache_that_holds_fewer_requests_decodes_fewer_at_once() -> None:
 
 
 def test_the_band_holds_the_share_that_it_says(setting: list[Figure]) -> None:
+    """Nine in ten of those that are left out, so that more of those that they were set on."""
     constants = load_speed_constants()
     inside = sum(each.is_in_band(constants) for each in setting)
-    assert inside / len(setting) == pytest.approx(0.9, abs=0.03)
+    assert 0.9 <= inside / len(setting) < 1
 
 
 @pytest.mark.parametrize(

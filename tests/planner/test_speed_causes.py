@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import load_speed_constants
-from exo_inference.planner.speed.estimate import batch_times, prompt_times
+from exo_inference.planner.speed.estimate import batch_times, prompt_seconds, prompt_times
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.operations import attention_flops, product_seconds
 
@@ -41,6 +42,41 @@ def test_a_step_waits_for_the_host_unless_it_is_scheduled_ahead(
     assert inputs.step(1) == pytest.approx(
         constants.step + constants.sequence + waits * constants.waiting
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "is_parsed"),
+    [
+        ("Qwen/Qwen3-8B", "0.10.2", False),
+        ("Qwen/Qwen3-8B", "0.11.0", True),
+        ("Qwen/Qwen3-8B", "0.11.2", False),
+        ("openai/gpt-oss-20b", "0.11.0", False),
+    ],
+)
+def test_one_release_parses_the_template_of_each_request(
+    model: str, version: str, is_parsed: bool
+) -> None:
+    """In vLLM 0.11.0, entrypoints/chat_utils.py `resolve_chat_template_kwargs`; gpt-oss has no template."""
+    inputs, constants = inputs_of(model, "H100", version=version), load_speed_constants()
+    assert inputs.parsing == (constants.template if is_parsed else 0.0)
+    assert inputs.taking_in == pytest.approx(constants.prompt + inputs.parsing)
+    assert replace(inputs, through_chat=False).parsing == 0.0
+
+
+def test_everything_that_the_host_does_takes_its_processors_time() -> None:
+    known = inputs_of("Qwen/Qwen3-8B", "H100", version="0.11.0")
+    slow = replace(
+        known,
+        gpu=replace(known.gpu, processor="slow"),
+        constants=replace(known.constants, hosts={"slow": 2.0}),
+    )
+    assert (known.host, slow.host) == (1.0, 2.0)
+    for part in (lambda each: each.step(8), lambda each: each.taking_in, lambda each: each.parsing):
+        assert part(slow) == pytest.approx(2 * part(known))
+    launches = [
+        prompt_times(each, 2048, arithmetic(each)[1])["kernel launches"] for each in (known, slow)
+    ]
+    assert launches[1] == pytest.approx(2 * launches[0])
 
 
 @pytest.mark.parametrize(
@@ -92,6 +128,16 @@ def test_sparse_attention_pads_heads(gpu: str, ranks: int, heads: int) -> None:
     assert attention_flops(inputs, length) == 61 * length * ranks * each
 
 
+def test_a_prompts_reading_and_computing_follow_one_another() -> None:
+    inputs = inputs_of("Qwen/Qwen3-8B", "H100")
+    parts = {"compute": 0.03, "memory bandwidth": 0.02, "offloaded weights": 0.01, "kernel launches": 0.04, "communication": 0.0}  # fmt: skip
+    host = inputs.step(1) + inputs.taking_in
+    assert prompt_seconds(inputs, parts, 200) == pytest.approx(0.06 + host)
+    assert prompt_seconds(inputs, {**parts, "kernel launches": 0.07}, 200) == pytest.approx(
+        0.07 + host
+    )
+
+
 def test_latents_have_a_floor_of_their_own() -> None:
     inputs = inputs_of("deepseek-ai/DeepSeek-R1", "H200", 8, tensor_parallel_size=8)
     constants = load_speed_constants()
@@ -113,3 +159,32 @@ def test_a_compiled_model_launches_a_prompt_sooner() -> None:
 def test_a_refused_start_is_taken_to_hold_one_request() -> None:
     inputs = inputs_of("meta-llama/Llama-3.1-70B-Instruct", "H100")
     assert inputs.capacity_tokens == 16384
+
+
+@pytest.mark.parametrize(
+    ("gpu", "longer"),
+    [
+        ("A100 80GB SXM4", 3072 / 2880 * 2944 / 2880),  # Marlin pads both sides
+        ("H100", 1 / 0.61),  # Triton pads the width to 64, which it is a multiple of
+        ("B200", None),  # computes in four bit
+    ],
+)
+def test_experts_in_mxfp4_are_unpacked_where_the_gpu_has_no_such_arithmetic(
+    gpu: str, longer: float | None
+) -> None:
+    inputs = inputs_of("openai/gpt-oss-20b", gpu)
+    plain = replace(inputs, model=replace(inputs.model, quantization=None))
+    assert grouped_seconds(inputs) == pytest.approx((longer or 1.0) * grouped_seconds(plain))
+
+
+def grouped_seconds(inputs: SpeedInputs) -> float:
+    """Return what a factor of 2 on the products of experts adds to those of all."""
+    assert inputs.model.moe is not None
+    _, flops = arithmetic(replace(inputs, model=replace(inputs.model, quantization=None)))
+    both = [
+        product_seconds(
+            replace(inputs, constants=replace(inputs.constants, grouped_width=width)), 1000, flops
+        )
+        for width in (0.0, float(inputs.model.moe.intermediate_size))
+    ]
+    return both[1] - both[0]

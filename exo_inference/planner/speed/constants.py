@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -40,10 +41,15 @@ class SpeedConstants:
         step: scheduling, sampling and launching one step. sequence: the same for each request in it.
         waiting: the same of one step more, before 0.14, whose GPU waits until the host has scheduled the next step.
         prompt: taking a request in and answering its first token.
+        template: parsing a chat template, in the release that does so for each request.
         old_step, old_sequence, old_prompt: the same in vLLM's V0 engine, whose GPU waits for the host.
         bus_share: of the bandwidth of PCIe that ranks reach among each other.
         prompt_layer: launching a layer of a prompt, which no CUDA graph replays. old_prompt_layer: the same in V0, which
             does not compile models: Python launches each of their modules.
+        hosts: times that a host's part takes, by its processor: of what it takes on a host that is not known.
+        launch: launching a layer's kernels one by one, where no CUDA graph replays them. The GPU works meanwhile, so that
+            the longer of the two counts. Published per step and layer: 0.38 ms (Llama 2 7B, vllm-project/vllm#1440) and
+            0.79 ms (Qwen2.5-Omni-7B, vllm-project/vllm-omni#7960); it begins at their geometric middle.
         low, high: nine in ten of the published times between tokens lie between these times the estimate.
         prompt_low, prompt_high: the same of first tokens.
         figures: on how many they were set.
@@ -65,11 +71,14 @@ class SpeedConstants:
     sequence: float = 2e-5
     waiting: float = 1e-3
     prompt: float = 5e-3
+    template: float = 7e-3
     old_step: float = 2e-3
     old_sequence: float = 1e-4
     old_prompt: float = 1e-2
     prompt_layer: float = 2e-4
     old_prompt_layer: float = 4e-4
+    hosts: Mapping[str, float] = field(default_factory=dict)
+    launch: float = 5.5e-4
     low: float = 0.7
     high: float = 1.5
     prompt_low: float = 0.5

@@ -22,11 +22,6 @@ from exo_inference.planner.speed.operations import (
     unchosen_share,
 )
 
-LAUNCH_SECONDS_PER_LAYER = 0.00055
-"""Launching a layer's kernels one by one, where no CUDA graph replays them. Measured per step and layer in
-vLLM: 0.38 ms (Llama 2 7B, vllm-project/vllm#1440) and 0.79 ms (Qwen2.5-Omni-7B, vllm-project/vllm-omni#7960);
-this is their geometric middle. The GPU works meanwhile, so that the longer of the two counts."""
-
 DRAFT_PASS_SECONDS = 0.0002
 """Launching one pass of the draft, which neither schedules nor answers: a quarter of a step. Assumed."""
 
@@ -85,7 +80,7 @@ def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
     )
     constants = inputs.constants
     layer = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
-    return floor_seconds(inputs) if is_replayed else len(inputs.model.layers) * layer
+    return floor_seconds(inputs) if is_replayed else len(inputs.model.layers) * inputs.host * layer
 
 
 _MOST_CAPTURED = 512
@@ -105,7 +100,7 @@ def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
 
 def _launch_seconds(inputs: SpeedInputs, context: int = 0) -> float:
     is_eager = inputs.is_eager or (inputs.rules.is_legacy and context > _OLD_CAPTURED)
-    return len(inputs.model.layers) * LAUNCH_SECONDS_PER_LAYER if is_eager else 0.0
+    return len(inputs.model.layers) * inputs.constants.launch if is_eager else 0.0
 
 
 _OLD_CAPTURED = 8192
@@ -126,9 +121,13 @@ def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
 
 
 def prompt_seconds(inputs: SpeedInputs, parts: Mapping[str, float], length: int) -> float:
-    """Return the time to the first token from the parts that `prompt_times` returns."""
+    """Return the time to the first token from the parts that `prompt_times` returns.
+
+    Reading and computing follow one another: with the few rows of a prompt most blocks of a product load all that they
+    need before they multiply, and none that has finished loads for another.
+    """
     reads = parts["memory bandwidth"] + parts["offloaded weights"]
-    larger = max(parts["compute"], reads, parts["kernel launches"])
+    larger = max(parts["compute"] + reads, parts["kernel launches"])
     fixed = _num_steps(inputs, length) * inputs.step(1) + inputs.taking_in
     return larger + parts["communication"] + fixed
 
@@ -190,7 +189,7 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
     reads = (draft.read_bytes + draft.expert_bytes * chosen + cached) / bandwidth
     rate = flops * inputs.constants.compute_reached(inputs.gpu)
     compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / rate
-    launches = draft.num_layers * LAUNCH_SECONDS_PER_LAYER if inputs.is_eager else 0.0
+    launches = draft.num_layers * inputs.constants.launch if inputs.is_eager else 0.0
     share = draft.num_layers / len(inputs.model.layers)
     sent = _communication(inputs, size, 1) * share
     return draft.num_tokens * (max(reads, compute, launches) + sent + DRAFT_PASS_SECONDS)

@@ -36,6 +36,8 @@ class SpeedInputs:
     """The host schedules a step while the GPU computes the one before (vLLM's `--async-scheduling`)."""
     drafting: Drafting | None = None
     """Speculative decoding."""
+    through_chat: bool = True
+    """Requests come as messages, to /v1/chat/completions."""
     constants: SpeedConstants = field(default_factory=load_speed_constants)
 
     @property
@@ -43,18 +45,36 @@ class SpeedInputs:
         """Bytes per second that a rank reads of its memory."""
         return self.gpu.bandwidth * self.constants.memory_reached(self.gpu)
 
+    @property
+    def host(self) -> float:
+        """How many times as long as on a host that is not known everything takes that the host does."""
+        return self.constants.hosts.get(self.gpu.processor, 1.0)
+
     def step(self, size: int) -> float:
         """Seconds of a step that are the host's, which answers `size` requests."""
         each = self.constants
         if self.rules.is_legacy:
-            return each.old_step + size * each.old_sequence
+            return self.host * (each.old_step + size * each.old_sequence)
         waiting = 0.0 if self.schedules_ahead else each.waiting
-        return each.step + waiting + size * each.sequence
+        return self.host * (each.step + waiting + size * each.sequence)
 
     @property
     def taking_in(self) -> float:
         """Seconds of taking a request in and answering its first token."""
-        return self.constants.old_prompt if self.rules.is_legacy else self.constants.prompt
+        known = self.constants.old_prompt if self.rules.is_legacy else self.constants.prompt
+        return self.host * known + self.parsing
+
+    @property
+    def parsing(self) -> float:
+        """Seconds in which the API parses the chat template of one request, and takes in no other.
+
+        Requests that come at once are all parsed before the first of them starts: the API's loop takes turns among
+        them (vllm-project/vllm#20065: 6 to 8 s for 1,000).
+        """
+        rules = self.rules
+        has_template = self.through_chat and self.model.model_type not in rules.writes_itself
+        is_parsed = has_template and rules.parses_templates
+        return self.host * self.constants.template if is_parsed else 0.0
 
 
 def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from exo_inference.planner.memory import expert_padding
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, Layer
 
@@ -19,6 +22,7 @@ def touched_share(model: Architecture, batch: int) -> float:
     return 1 - _routed_share(model) * unchosen_share(model, batch)
 
 
+@lru_cache(maxsize=1024)
 def _routed_share(model: Architecture) -> float:
     """Return the share of the weights that are routed experts'."""
     experts = sum(
@@ -47,8 +51,28 @@ def product_seconds(inputs: SpeedInputs, num_tokens: int, flops: float) -> float
     routed = (1 - unchosen_share(model, 1)) * _routed_share(model) * model.num_parameters
     width = model.moe.intermediate_size / (1 if ranks.has_expert_parallel else ranks.tensor)
     times = 1 + inputs.constants.grouped_width / max(1.0, width)
-    grouped = routed * times / half_rate(inputs, flops)
+    grouped = routed * times * _unpacked(inputs) / half_rate(inputs, flops)
     return 2 * num_tokens * ((model.num_active_parameters - routed) / flops + grouped)
+
+
+_HOPPER_SHARE = 0.61
+"""Of what products of 16 bit reach, with weights in MXFP4 on compute capability 9: 49 % of the stated rate
+(triton-lang/triton#6833, 2025-05-15, the layout that vLLM's kernels have) beside 80.3 % (`constants.py`)."""
+
+
+def _unpacked(inputs: SpeedInputs) -> float:
+    """Return how much longer products of experts in MXFP4 take where they are unpacked to 16 bit: padded, and slower."""
+    model, gpu, ranks = inputs.model, inputs.gpu, inputs.ranks
+    native = model.quantization.default.native if model.quantization is not None else None
+    if model.moe is None or native != "mxfp4" or gpu.supports(native):
+        return 1.0
+    padding = expert_padding(model, inputs.rules, gpu)
+    larger = 1.0
+    if padding is not None:
+        width = model.moe.intermediate_size / (1 if ranks.has_expert_parallel else ranks.tensor)
+        sides = ((model.moe.hidden_size, padding.hidden), (width, padding.width))
+        larger = math.prod(-(-size // multiple) * multiple / size for size, multiple in sides)
+    return larger / (_HOPPER_SHARE if gpu.capability == 9.0 else 1.0)
 
 
 def half_rate(inputs: SpeedInputs, flops: float) -> float:
