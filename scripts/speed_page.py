@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from exo_inference.planner.speed.constants import SpeedConstants
 from scripts.published_speeds import (
@@ -154,10 +154,13 @@ def _table(figures: Sequence[Figure], constants: SpeedConstants) -> list[str]:
         "| figures | number | median error | within 1.5 times | median ratio | in the band |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, belongs in _GROUPS.items():
+    unknown = replace(constants, hosts={})
+    rows = [(name, belongs, constants) for name, belongs in _GROUPS.items()]
+    rows += [("all, as on hosts that are not known", _GROUPS["all"], unknown)]
+    for name, belongs, used in rows:
         group = [each for each in figures if belongs(each)]
         if group:
-            row = summarise_speeds(group, constants)
+            row = summarise_speeds(group, used)
             lines.append(
                 f"| {name} | {row.count} | {row.median:.1%} | {row.within:.1%} | {row.bias:.2f} | {row.in_band:.1%} |"
             )
