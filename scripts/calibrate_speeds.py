@@ -28,7 +28,7 @@ TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "
 
 _SET = (
     "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_experts", "latent", "switch", "bus", "bus_share", "step",
-    "sequence", "prompt", "template", "waiting", "old_step", "old_sequence", "old_prompt", "prompt_layer",
+    "sequence", "prompt", "template", "waiting", "ahead", "old_step", "old_sequence", "old_prompt", "prompt_layer",
     "old_prompt_layer", "launch",
 )  # fmt: skip
 _MOST_SHARE = 0.92

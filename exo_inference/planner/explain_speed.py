@@ -101,7 +101,7 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
         f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
         f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts, inputs)}, "
         f"+ {_ms(parts['small kernels'])} of small kernels + {_ms(parts['communication'])} between GPUs "
-        f"+ {_ms(inputs.step(size))} per step{_draft_text(parts, inputs)}"
+        f"+ {_ms(inputs.step(size))} per step{_least_text(inputs, size)}{_draft_text(parts, inputs)}"
     )
     noun = "request" if batch.batch == 1 else "requests"
     title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
@@ -121,6 +121,11 @@ def _launch_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
         return ""
     each = f"{_ms(inputs.constants.launch)} per layer without CUDA graphs"
     return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
+
+
+def _least_text(inputs: SpeedInputs, size: int) -> str:
+    least = inputs.least_step(size)
+    return f", but no less than the {_ms(least)} in which the host schedules one" if least else ""
 
 
 def _draft_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:

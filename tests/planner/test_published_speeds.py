@@ -110,6 +110,17 @@ def test_a_kind_of_gpu_that_is_left_out_sets_nothing(setting: list[Figure]) -> N
         assert all(figure.inputs.gpu.key == each.gpu for figure in each.figures)
 
 
+def test_the_page_tells_both_halves_as_on_hosts_that_are_not_known(
+    setting: list[Figure], graded: list[Figure]
+) -> None:
+    constants = load_speed_constants()
+    row = summarise_speeds(graded, replace(constants, hosts={}))
+    page = render(setting, graded, constants)
+    told = f"| all, as on hosts that are not known | {row.count} | {row.median:.1%} | {row.within:.1%} |"
+    assert page.count("all, as on hosts that are not known") == 2
+    assert told in page
+
+
 def test_a_first_token_of_a_cached_prompt_is_not_graded() -> None:
     (soon,) = read_figures([RECORD | {"itl_ms": None, "ttft_ms": 0.1, "input": 8000}])
     (late,) = read_figures([RECORD | {"itl_ms": None, "ttft_ms": 500.0, "input": 8000}])

@@ -9,7 +9,12 @@ import pytest
 
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import load_speed_constants
-from exo_inference.planner.speed.estimate import batch_times, prompt_seconds, prompt_times
+from exo_inference.planner.speed.estimate import (
+    batch_times,
+    prompt_seconds,
+    prompt_times,
+    token_seconds,
+)
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.operations import attention_flops, product_seconds
 
@@ -61,6 +66,20 @@ def test_one_release_parses_the_template_of_each_request(
     assert inputs.parsing == (constants.template if is_parsed else 0.0)
     assert inputs.taking_in == pytest.approx(constants.prompt + inputs.parsing)
     assert replace(inputs, through_chat=False).parsing == 0.0
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "is_ahead"),
+    [("0.7.3", {}, False), ("0.13.0", {}, False), ("0.19.0", {}, True), ("0.19.0", {"async_scheduling": False}, False)],
+)  # fmt: skip
+def test_a_step_that_is_scheduled_ahead_takes_no_less_than_the_host_does(
+    version: str, flags: dict[str, Any], is_ahead: bool
+) -> None:
+    inputs = inputs_of("Qwen/Qwen2.5-0.5B-Instruct", "H100", version=version, **flags)
+    slow = replace(inputs, constants=replace(inputs.constants, ahead=1.0))
+    assert (inputs.least_step(8) > 0) is is_ahead
+    _, flops = arithmetic(slow)
+    assert (token_seconds(slow, 8, 100, flops) > 1.0) is is_ahead
 
 
 def test_everything_that_the_host_does_takes_its_processors_time() -> None:

@@ -40,6 +40,8 @@ class SpeedConstants:
         switch, bus: waiting for the other ranks in one all-reduce, over NVLink and over PCIe.
         step: scheduling, sampling and launching one step. sequence: the same for each request in it.
         waiting: the same of one step more, before 0.14, whose GPU waits until the host has scheduled the next step.
+        ahead: what the host takes for a step beside its requests where it schedules while the GPU computes the one before:
+            a step takes no less.
         prompt: taking a request in and answering its first token.
         template: parsing a chat template, in the release that does so for each request.
         old_step, old_sequence, old_prompt: the same in vLLM's V0 engine, whose GPU waits for the host.
@@ -70,6 +72,7 @@ class SpeedConstants:
     step: float = 5e-4
     sequence: float = 2e-5
     waiting: float = 1e-3
+    ahead: float = 2e-3
     prompt: float = 5e-3
     template: float = 7e-3
     old_step: float = 2e-3

@@ -209,6 +209,7 @@ def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchS
 def token_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
     """Return the time between the tokens of each of `size` requests."""
     seconds = step_seconds(batch_times(inputs, size, context, flops), inputs.step(size))
+    seconds = max(seconds, inputs.least_step(size))
     drafting = inputs.drafting
     return seconds if drafting is None else seconds / drafting.expected_tokens
 

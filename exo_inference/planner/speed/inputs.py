@@ -58,6 +58,12 @@ class SpeedInputs:
         waiting = 0.0 if self.schedules_ahead else each.waiting
         return self.host * (each.step + waiting + size * each.sequence)
 
+    def least_step(self, size: int) -> float:
+        """Seconds that a step of `size` requests takes at least, as the host has as long to schedule the next one."""
+        if self.rules.is_legacy or not self.schedules_ahead:
+            return 0.0  # the GPU waits for the host: its part is in `step`
+        return self.host * (self.constants.ahead + size * self.constants.sequence)
+
     @property
     def taking_in(self) -> float:
         """Seconds of taking a request in and answering its first token."""
