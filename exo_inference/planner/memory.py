@@ -27,6 +27,7 @@ class Component:
         num_bytes, low, high: the value and the band around it.
         source: formula and where it is from.
         is_in_budget: whether it comes out of gpu-memory-utilization.
+        alternative: bytes less, which `low` has, where another kernel of the same release runs that nobody has named.
     """
 
     name: str
@@ -35,6 +36,12 @@ class Component:
     high: int
     source: str
     is_in_budget: bool = True
+    alternative: int = 0
+
+    @property
+    def spread_down(self) -> int:
+        """How much less it may be with the kernel that is counted."""
+        return self.num_bytes - self.low - self.alternative
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,10 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
     wide = measured(BAND).value if rules.spans_gpus else 1.0
     others = [part for part in used if part.name != "weights"]
     down = wide * math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in others) + less**2)
-    up = wide * math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in others) + more**2)
+    up = wide * math.sqrt(sum(p.spread_down**2 for p in others) + more**2)
     weights = parts[0]
     down = math.hypot(down, weights.high - weights.num_bytes)
-    up = math.hypot(up, weights.num_bytes - weights.low)
+    up = math.hypot(up, weights.num_bytes - weights.low) + sum(p.alternative for p in others)
     low, high = int(available - down), int(available + up)
     if parameters.kv_cache_memory_bytes is not None:
         asked, spare = parameters.kv_cache_memory_bytes, gpu.reported_bytes - budget

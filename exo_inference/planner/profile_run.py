@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.engine_rules import EngineRules
@@ -25,13 +25,13 @@ class ProfileBatch:
         num_tokens: of one step.
         num_seqs: rows that are sampled; 0 where nothing is.
         num_patches: that the image encoder takes at once; 0 where it is not run.
-        has_flashinfer_sampler: FlashInfer's kernels sample.
+        has_flashinfer_sampler: FlashInfer's kernels sample; None where nobody says.
     """
 
     num_tokens: int
     num_seqs: int
     num_patches: int = 0
-    has_flashinfer_sampler: bool = False
+    has_flashinfer_sampler: bool | None = None
 
 
 SORTING_LOGIT_BYTES = 38
@@ -89,8 +89,16 @@ def activations_component(
         f"{logit_bytes(rules, batch):g} bytes for each of {batch.num_seqs} x {model.vocab_size} logits "
         f"({sampler / MIB:.0f} MiB), the image encoder ({encoder / MIB:.0f} MiB, {kept / MIB:.0f} kept)"
     )
-    low = int(0.9 * max(step, 0.6 * encoder, sampler))
-    return Component("activations", peak, min(low, peak), int(1.1 * peak) + 64 * MIB, source)
+    low = min(peak, int(0.9 * max(step, 0.6 * encoder, sampler)))
+    other = 0
+    if rules.may_have_flashinfer and batch.has_flashinfer_sampler is None:
+        lean = sampler_bytes(model, rules, replace(batch, has_flashinfer_sampler=True))
+        other = peak - int(max(step + kept, lean + kept, encoder))
+    if other:
+        source += f"; with FlashInfer installed, as in vLLM's images, {other / MIB:.0f} MiB less"
+    return Component(
+        "activations", peak, low - other, int(1.1 * peak) + 64 * MIB, source, alternative=other
+    )
 
 
 @lru_cache(maxsize=4096)
