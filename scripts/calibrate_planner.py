@@ -181,7 +181,7 @@ def _residual(
             down += ((each.high - each.num_bytes) / GIB) ** 2
             up += (each.spread_down / GIB) ** 2
     constant = outside_constant(setting.model, setting.ranks, setting.gpu)
-    doubled = doublings(setting.ranks, setting.gpu) if constant == LINKED else 0.0
+    doubled = doublings(setting.model, setting.ranks, setting.gpu) if constant == LINKED else 0.0
     return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled)
 
 

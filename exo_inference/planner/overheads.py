@@ -116,9 +116,9 @@ def outside_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
         return UNIFIED
     if gpu.vendor == "amd":
         return "outside PyTorch, AMD"
-    if ranks.tensor * ranks.pipeline == 1:
+    if ranks.tensor * ranks.pipeline * (ranks.data if model.moe is not None else 1) == 1:
         return ALONE
-    return LINKED if doublings(ranks, gpu) else "outside PyTorch, PCIe"
+    return LINKED if doublings(model, ranks, gpu) else "outside PyTorch, PCIe"
 
 
 def at_ranks(each: Measured, alone: Measured, doubled: float) -> Measured:
@@ -149,20 +149,17 @@ def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu
     name = outside_constant(model, ranks, gpu)
     each = measured(name)
     if name == LINKED:
-        each = at_ranks(each, measured(ALONE), doublings(ranks, gpu))
+        each = at_ranks(each, measured(ALONE), doublings(model, ranks, gpu))
     value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
     return Component("non_torch", value, low, high, f"{name}: middle of {each.starts} starts")
 
 
-_MULTICAST = 9.0
-"""Compute capability from which switches multicast: NCCL then keeps NVLS buffers (its documentation of
-`NCCL_NVLS_ENABLE`: third-generation NVSwitch, Hopper and later)."""
-
-
-def doublings(ranks: Ranks, gpu: Gpu) -> float:
+def doublings(model: Architecture, ranks: Ranks, gpu: Gpu) -> float:
     """Return how many times the ranks that a multicasting NVLink switch joins are doubled from one.
 
-    Cards that a bridge may join in pairs, and A100s, hold no more than over PCIe.
+    Cards that a bridge may join in pairs, and A100s, hold no more than over PCIe. Data-parallel ranks of a mixture of
+    experts are one group with the others (vLLM: distributed/parallel_state.py, `init_distributed_environment`, 0.32.0);
+    of a dense model each is an engine of its own.
     """
-    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2 and (gpu.capability or 0) >= _MULTICAST
-    return math.log2(min(ranks.tensor, gpu.nvlink_size)) if has_switch else 0.0
+    joined = ranks.tensor * (ranks.data if model.moe is not None else 1)
+    return math.log2(min(joined, gpu.nvlink_size)) if gpu.has_multicast else 0.0

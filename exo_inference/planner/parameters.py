@@ -80,6 +80,7 @@ class EngineParameters:
     skip_mm_profiling: bool | None = None
     language_model_only: bool | None = None
     runner: str | None = None
+    all2all_backend: str | None = None
     others: tuple[str, ...] = ()
     records_full_graphs: bool = True
     schedules_ahead: bool | None = None

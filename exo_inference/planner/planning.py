@@ -28,6 +28,11 @@ from exo_inference.planner.overheads import (
     measured,
     outside_component,
 )
+from exo_inference.planner.parallel.communication import (
+    communication_component,
+    communication_notes,
+    gathered_ranks,
+)
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.profile_run import ProfileBatch, activations_component
@@ -95,11 +100,14 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
         setting.max_num_batched_tokens,
         min(setting.max_num_seqs, setting.max_num_batched_tokens) if samples else 0,
         _encoded_patches(setting) if stage == 0 else 0, parameters.has_flashinfer_sampler,
+        gathered_ranks(setting),
     )  # fmt: skip
     parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
     parts.append(outside_component(model, ranks, rules, setting.gpu))
+    communication = communication_component(setting)
+    parts += [communication] if communication is not None else []
     if parameters.enable_lora:
         slots, rank = parameters.max_loras or 1, parameters.max_lora_rank or 16
         parts.append(lora_component(model, ranks, slots, rank, dtype_bytes))
@@ -308,7 +316,8 @@ def _conclude(
 
 def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
-    return (*setting.model.notes, *setting.speculation.notes, *assumed)
+    own = (*setting.model.notes, *setting.speculation.notes, *assumed)
+    return (*own, *communication_notes(setting))
 
 
 def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:

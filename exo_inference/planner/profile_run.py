@@ -26,12 +26,14 @@ class ProfileBatch:
         num_seqs: rows that are sampled; 0 where nothing is.
         num_patches: that the image encoder takes at once; 0 where it is not run.
         has_flashinfer_sampler: FlashInfer's kernels sample; None where nobody says.
+        gathered_ranks: data-parallel ranks whose tokens each layer of experts gathers.
     """
 
     num_tokens: int
     num_seqs: int
     num_patches: int = 0
     has_flashinfer_sampler: bool | None = None
+    gathered_ranks: int = 1
 
 
 SORTING_LOGIT_BYTES = 38
@@ -80,7 +82,8 @@ def activations_component(
     model: Architecture, ranks: Ranks, rules: EngineRules, batch: ProfileBatch, dtype_bytes: int
 ) -> Component:
     """Return the peak of the profile run."""
-    step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
+    own_step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
+    step = max(own_step, gathered_bytes(model, ranks, rules, batch, dtype_bytes))
     sampler = sampler_bytes(model, rules, batch)
     encoder, kept = encoder_bytes(model, ranks, batch.num_patches, dtype_bytes)
     peak = int(max(step + kept, sampler + kept, encoder))
@@ -90,15 +93,42 @@ def activations_component(
         f"({sampler / MIB:.0f} MiB), the image encoder ({encoder / MIB:.0f} MiB, {kept / MIB:.0f} kept)"
     )
     low = min(peak, int(0.9 * max(step, 0.6 * encoder, sampler)))
-    other = 0
+    # Whether the experts' kernel has rows for all gathered tokens or for its own alone hangs on the kernel.
+    other = peak - int(max(own_step + kept, sampler + kept, encoder))
     if rules.may_have_flashinfer and batch.has_flashinfer_sampler is None:
         lean = sampler_bytes(model, rules, replace(batch, has_flashinfer_sampler=True))
-        other = peak - int(max(step + kept, lean + kept, encoder))
-    if other:
+        other = peak - int(max(own_step + kept, lean + kept, encoder))
+    if batch.gathered_ranks > 1:
+        source += f"; {batch.gathered_ranks} ranks' tokens are gathered for the experts"
+    if other and rules.may_have_flashinfer:
         source += f"; with FlashInfer installed, as in vLLM's images, {other / MIB:.0f} MiB less"
     return Component(
         "activations", peak, low - other, int(1.1 * peak) + 64 * MIB, source, alternative=other
     )
+
+
+def gathered_bytes(
+    model: Architecture, ranks: Ranks, rules: EngineRules, batch: ProfileBatch, dtype_bytes: int
+) -> float:
+    """Return the peak of a layer of experts that gathers the tokens of all data-parallel ranks; 0 where none does.
+
+    The gathered tokens and their sums are whole on each rank, and what experts hold in between is for so many rows at
+    once (vLLM's all2all.py, `AgRsAll2AllManager`, 0.32.0; envs.py, `VLLM_FUSED_MOE_CHUNK_SIZE`, to 0.17).
+    """
+    if batch.gathered_ranks == 1 or model.moe is None:
+        return 0.0
+    rows = batch.num_tokens * batch.gathered_ranks
+    at_once = min(rows, _chunk(rules) or rows)
+    own = 4 * model.hidden_size * batch.num_tokens
+    experts = 2 * model.hidden_size * rows + at_once * _moe_elements(model.moe, ranks, rules)
+    return dtype_bytes * (own + experts)
+
+
+def _chunk(rules: EngineRules) -> int | None:
+    """Return how many rows experts compute at once: 32,768 to 0.11, 16,384 to 0.17, all since."""
+    if rules.version < (0, 12, 0):
+        return 32_768
+    return 16_384 if rules.version < (0, 18, 0) else None
 
 
 @lru_cache(maxsize=4096)
@@ -129,8 +159,7 @@ def _layer_elements(layer: Layer, moe: MoeShape | None, ranks: Ranks, rules: Eng
 
 def _moe_elements(moe: MoeShape, ranks: Ranks, rules: EngineRules) -> float:
     """Return what the fused experts hold per token (vLLM: fused_moe.py intermediate_cache1-3)."""
-    split = 1 if ranks.has_expert_parallel else ranks.tensor
-    wide, hidden = moe.intermediate_size / split, moe.hidden_size
+    wide, hidden = moe.intermediate_size / ranks.expert_split, moe.hidden_size
     if rules.is_legacy:  # three separate buffers
         routed = moe.experts_per_token * (3 * wide + hidden)
     else:  # the first and the third share one

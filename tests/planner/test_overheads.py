@@ -79,7 +79,7 @@ def test_a_sampler_that_does_not_sort_holds_about_a_third(
 def test_buffers_for_multicast_grow_with_ranks_on_a_switch(
     gpu: str, count: int, doubled: int
 ) -> None:
-    assert doublings(Ranks(tensor=count), find_gpu(gpu)) == doubled
+    assert doublings(find_model("Qwen/Qwen3-32B"), Ranks(tensor=count), find_gpu(gpu)) == doubled
     outside = outside_component(
         find_model("Qwen/Qwen3-8B"), Ranks(tensor=count), rules_for("vllm", "0.24.0"), find_gpu(gpu)
     )
