@@ -19,6 +19,7 @@ from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,25 @@ def graphs_component(
     )
     source = f"{sizes} batch sizes x {layers} layers x {each.value:g} MiB (middle of {each.starts} printed figures)"
     return Component("cuda_graphs", value, low, high, source, in_budget)
+
+
+GRAPHS_CODE = "cuda-graphs"
+
+
+def graphs_problems(graphs: Component, room: int) -> list[Problem]:
+    """Compare graphs that are captured outside the budget with the bytes that are left there.
+
+    To 0.19 vLLM captures them after the cache has its memory (v1/worker/gpu_worker.py, `compile_or_warm_up_model`), and so
+    does the second model runner; a start may run out of memory then.
+    """
+    if graphs.is_in_budget or graphs.high <= room:
+        return []
+    detail = (
+        f"CUDA graphs are captured after the cache is allocated: {graphs.num_bytes / GIB:.2f} GiB (at worst "
+        f"{graphs.high / GIB:.2f}) of {max(0, room) / GIB:.2f} GiB that are left, and it may run out of memory: lower "
+        "--gpu-memory-utilization or --max-num-seqs"
+    )
+    return [Problem(GRAPHS_CODE, detail, refuses=False)]
 
 
 def outside_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:

@@ -24,7 +24,9 @@ from exo_inference.planner.memory import (
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.overheads import (
     BAND,
+    GRAPHS_CODE,
     graphs_component,
+    graphs_problems,
     measured,
     outside_component,
 )
@@ -247,7 +249,7 @@ def _verdict(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdi
     is_short = room.low_blocks < room.needed_blocks and not (room.adapts and room.safe > 0)
     if is_short or limiting.low <= 0:
         return Verdict.TIGHT
-    if any(problem.code == state_blocks.CODE for problem in problems):
+    if any(problem.code in (state_blocks.CODE, GRAPHS_CODE) for problem in problems):
         return Verdict.TIGHT
     return Verdict.FITS
 
@@ -274,6 +276,8 @@ def _conclude(
     if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
         problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
+    if not any(problem.refuses for problem in problems):
+        problems += _graph_problems(setting, limiting)
     verdict = _verdict(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
@@ -312,6 +316,13 @@ def _conclude(
     inputs = speed_inputs(setting, sized)
     sized = replace(sized, basis=Basis(setting, limiting, inputs))
     return sized if is_refused else replace(sized, speed=speed_of(inputs))
+
+
+def _graph_problems(setting: Setting, stage: Stage) -> list[Problem]:
+    graphs = next(each for each in stage.components if each.name == "cuda_graphs")
+    if stage.available <= 0 or setting.gpu.vendor == "cpu":
+        return []
+    return graphs_problems(graphs, _left_alone(setting, stage)[0])
 
 
 def _notes(setting: Setting) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from exo_inference.planner.verdict import Plan
 V3 = "deepseek-ai/DeepSeek-V3"
 
 
-def fused(gpu: str, version: str, tensor: int = 2, tokens: int = 8192, **ranks: int) -> int:
+def fused(gpu: str, version: str, tensor: int = 2, tokens: int = 8192, **ranks: Any) -> int:
     found = fused_all_reduce(
         4096, Ranks(tensor, **ranks), rules_for("vllm", version), find_gpu(gpu), tokens, 2
     )
