@@ -68,6 +68,8 @@ ALONE = "outside PyTorch, alone"
 UNIFIED = "outside PyTorch, memory shared with the CPU"
 LINKED = "outside PyTorch, per doubling of ranks on an NVLink switch"
 """NCCL's buffers for multicast. That they grow with doublings was read off starts on two and on eight ranks."""
+COMPRESSED = "outside PyTorch, compressed attention"
+"""DeepSeek-V4: what its derived workspaces do not explain. One start has set it, which says how much it may be."""
 GRAPHS, GRAPHS_OF_STATES = (
     "graph MiB per layer and size",
     "graph MiB per layer and size, with states",
@@ -130,8 +132,11 @@ def graphs_problems(graphs: Component, room: int) -> list[Problem]:
 def outside_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
     """Return the name of the constant for what a rank holds outside PyTorch and no formula has."""
     kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    if KvKind.COMPRESSED in kinds:
-        return "outside PyTorch and workspaces of compressed attention"
+    return COMPRESSED if KvKind.COMPRESSED in kinds else joined_constant(model, ranks, gpu)
+
+
+def joined_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
+    """Return the name of the constant by how ranks are joined."""
     if gpu.is_unified:
         return UNIFIED
     if gpu.vendor == "amd":
@@ -166,10 +171,12 @@ def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu
             int(0.45 * GIB),
             "middle of what starts printed on one GPU",
         )
-    name = outside_constant(model, ranks, gpu)
+    name = joined_constant(model, ranks, gpu)
     each = measured(name)
     if name == LINKED:
         each = at_ranks(each, measured(ALONE), doublings(model, ranks, gpu))
+    if outside_constant(model, ranks, gpu) == COMPRESSED:
+        each = replace(each, high=max(each.high, measured(COMPRESSED).high))
     value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
     return Component("non_torch", value, low, high, f"{name}: middle of {each.starts} starts")
 

@@ -102,7 +102,7 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
         setting.max_num_batched_tokens,
         min(setting.max_num_seqs, setting.max_num_batched_tokens) if samples else 0,
         _encoded_patches(setting) if stage == 0 else 0, parameters.has_flashinfer_sampler,
-        gathered_ranks(setting),
+        gathered_ranks(setting), setting.max_model_len,
     )  # fmt: skip
     parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from exo_inference.planner.compressed_cache import Workspaces, attention_workspaces
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.shapes import Layer, MoeShape
+from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ProfileBatch:
         num_patches: that the image encoder takes at once; 0 where it is not run.
         has_flashinfer_sampler: FlashInfer's kernels sample; None where nobody says.
         gathered_ranks: data-parallel ranks whose tokens each layer of experts gathers.
+        max_model_len: of the start.
     """
 
     num_tokens: int
@@ -34,6 +36,7 @@ class ProfileBatch:
     num_patches: int = 0
     has_flashinfer_sampler: bool | None = None
     gathered_ranks: int = 1
+    max_model_len: int = 0
 
 
 SORTING_LOGIT_BYTES = 38
@@ -83,15 +86,20 @@ def activations_component(
 ) -> Component:
     """Return the peak of the profile run."""
     own_step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
+    workspaces = _workspaces(model, ranks, batch)
+    own_step = max(own_step, workspaces.step)
     step = max(own_step, gathered_bytes(model, ranks, rules, batch, dtype_bytes))
     sampler = sampler_bytes(model, rules, batch)
     encoder, kept = encoder_bytes(model, ranks, batch.num_patches, dtype_bytes)
+    kept += workspaces.kept
     peak = int(max(step + kept, sampler + kept, encoder))
     source = (
         f"largest of one step of {batch.num_tokens} tokens ({step / MIB:.0f} MiB), the sampler's "
         f"{logit_bytes(rules, batch):g} bytes for each of {batch.num_seqs} x {model.vocab_size} logits "
         f"({sampler / MIB:.0f} MiB), the image encoder ({encoder / MIB:.0f} MiB, {kept / MIB:.0f} kept)"
     )
+    if workspaces.kept:
+        source += f"; workspaces of compressed attention ({workspaces.kept / MIB:.0f} MiB kept)"
     low = min(peak, int(0.9 * max(step, 0.6 * encoder, sampler)))
     # Whether the experts' kernel has rows for all gathered tokens or for its own alone hangs on the kernel.
     other = peak - int(max(own_step + kept, sampler + kept, encoder))
@@ -104,6 +112,17 @@ def activations_component(
         source += f"; with FlashInfer installed, as in vLLM's images, {other / MIB:.0f} MiB less"
     return Component(
         "activations", peak, low - other, int(1.1 * peak) + 64 * MIB, source, alternative=other
+    )
+
+
+def _workspaces(model: Architecture, ranks: Ranks, batch: ProfileBatch) -> Workspaces:
+    specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
+    compressed = [each for each in specs if each.kind is KvKind.COMPRESSED]
+    if not compressed:
+        return Workspaces(0, 0)
+    heads = -(-model.num_heads // ranks.tensor)
+    return attention_workspaces(
+        compressed, model.hidden_size, heads, batch.max_model_len, batch.num_tokens
     )
 
 
