@@ -171,7 +171,7 @@ planner-calibrate: setup-dev ## set the planner's measured constants on one half
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS)
 	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --write docs/benchmarks/planner-published-speeds.md
 	@$(BIN)/python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --write docs/benchmarks/planner-processor.md
-	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json \
+	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json --ran $(SPEEDS) \
 	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
 
 format: setup-dev ## rewrite what ruff can mend

@@ -179,9 +179,9 @@ def _residual(
             left += (parts[name].num_bytes - each.num_bytes) / GIB
         if name not in ("non_torch", "weights"):  # weights have a band of their own
             down += ((each.high - each.num_bytes) / GIB) ** 2
-            up += ((each.num_bytes - each.low) / GIB) ** 2
+            up += (each.spread_down / GIB) ** 2
     constant = outside_constant(setting.model, setting.ranks, setting.gpu)
-    doubled = doublings(setting.ranks, setting.gpu) if constant == LINKED else 0.0
+    doubled = doublings(setting.model, setting.ranks, setting.gpu) if constant == LINKED else 0.0
     return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled)
 
 

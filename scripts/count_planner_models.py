@@ -35,6 +35,10 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
     import transformers
 
     kind = str(config.get("model_type"))
+    if (
+        f"{kind}_thinker" in transformers.CONFIG_MAPPING
+    ):  # what is served of a model that also speaks
+        kind, config = f"{kind}_thinker", config["thinker_config"]
     if kind not in transformers.CONFIG_MAPPING:
         return
     fields = _without_positions({k: v for k, v in config.items() if k != "quantization_config"})
@@ -48,7 +52,18 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
                 model = model_class._from_config(settings)
         except (AttributeError, KeyError, TypeError, ValueError):  # a class of another task
             continue
-        yield sum(each.numel() for each in {id(p): p for p in model.parameters()}.values())
+        yield sum(each.numel() for each in {id(p): p for p in model.parameters()}.values()) + _head(
+            model, config
+        )
+
+
+def _head(model: Any, config: Mapping[str, Any]) -> int:
+    """Return the parameters of an output table that the config keeps apart though the class ties it to the input's."""
+    text = config.get("text_config") or config
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if text.get("tie_word_embeddings") is not False or head is None:
+        return 0
+    return int(head.weight.numel()) if head.weight is table.weight else 0
 
 
 def _classes(kind: str) -> Iterator[str]:

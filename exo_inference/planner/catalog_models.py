@@ -103,12 +103,20 @@ def find_draft(name: str | None) -> Architecture | None:
 def read_entry(name: str) -> Architecture:
     """Return the architecture of a catalogue entry by its exact name."""
     entry = load_models().get(name) or _further_models()[name]
-    return read_architecture(
+    found = read_architecture(
         entry["config"],
         name=name,
         hf_quant_config=entry.get("hf_quant_config"),
         source=entry["source"],
     )
+    return (
+        found if entry.get("is_checked", True) else replace(found, notes=(*found.notes, _UNCHECKED))
+    )
+
+
+_UNCHECKED = (
+    "its parameter count was not checked by instantiating its config: weights may be off by 1 %"
+)
 
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (

@@ -147,8 +147,9 @@ def _cache_changes(wanted: Wanted) -> Iterator[Change]:
 
 def _overhead_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     lacks_states = any(each.code == state_blocks.CODE for each in before.problems)
-    if lacks_states and before.available_kv_bytes_low >= before.needed_kv_bytes_per_gpu:
-        return  # `_state_changes` says what is enough
+    has_room = before.available_kv_bytes_low >= before.needed_kv_bytes_per_gpu
+    if lacks_states and has_room and wanted.parameters.rules.subtracts_graphs:
+        return  # `_state_changes` says what is enough, but for graphs outside the budget
     least = max(2048, wanted.model.min_batched_tokens)
     for seqs, cost in ((64, 1.6), (16, 2.4)):
         if before.max_num_seqs > seqs:

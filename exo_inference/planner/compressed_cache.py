@@ -11,6 +11,7 @@ v1/core/kv_cache_utils.py. Checked on a start of 0.22 (vllm issue 44376): 6.66 G
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exo_inference.planner.engine_rules import EngineRules
@@ -108,6 +109,68 @@ class _Pages:
     def index_state(self) -> int:
         """The same for the indexer's own compressor."""
         return self._aligned(_STATE_TOKENS[4] * 2 * 2 * self.index_dim * 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspaces:
+    """What DeepSeek-V4's attention takes beside the cache, in bytes on one GPU.
+
+    Attributes:
+        kept: the shared buffer that entries of earlier tokens are gathered into, for attention or for the indexer.
+        step: what is alive at most while one layer attends in the profile run.
+    """
+
+    kept: int
+    step: int
+
+
+_GATHERED_REQUESTS = 4
+"""`PREFILL_CHUNK_SIZE`: prompts whose entries are gathered at once."""
+_INDEX_ROWS = 40
+"""Index rows for each token of the context (v1/attention/backends/mla/indexer.py, `get_max_prefill_buffer_size`)."""
+_INDEX_LOGITS = 512 * 2**20
+"""envs.py, `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`: what the profile run sets aside for the indexer's logits."""
+_STREAMS = 4
+"""Residual streams of 16 bit (`hc_mult`)."""
+
+
+def attention_workspaces(
+    specs: Iterable[KvSpec],
+    hidden_size: int,
+    heads: int,
+    max_model_len: int,
+    num_tokens: int,
+) -> Workspaces:
+    """Return the workspaces of a model with compressed attention.
+
+    Read in models/deepseek_v4 (attention.py, nvidia/flashmla.py), model_executor/layers/sparse_attn_indexer.py and
+    v1/worker/workspace.py of vLLM 0.22.0, 0.23.0 and 0.32.0: FlashMLA's path, of Hopper. Queries and output are padded to
+    64 or 128 heads and alive beside the residual streams while the indexer runs.
+
+    Args:
+        specs: of the layers.
+        hidden_size: numbers per token and stream.
+        heads: query heads of one rank.
+        max_model_len: of the start.
+        num_tokens: max-num-batched-tokens.
+    """
+    layers = list(specs)
+    widest = max(layers, key=lambda each: each.key_dim)
+    ratios = [each.compress_ratio for each in layers if each.compress_ratio]
+    entries = -(-max_model_len // min(ratios)) if ratios else 0
+    gathered = (entries + widest.window + num_tokens) * widest.key_dim * 2 * _GATHERED_REQUESTS
+    indexed = max(
+        (
+            max_model_len * _INDEX_ROWS // each.compress_ratio * each.index_bytes
+            for each in layers
+            if each.index_elements
+        ),
+        default=0,
+    )
+    padded = 64 if heads <= 64 else 128
+    streams = (_STREAMS + 1) * hidden_size
+    alive = num_tokens * 2 * (streams + 2 * padded * widest.key_dim)
+    return Workspaces(max(gathered, indexed), alive + (_INDEX_LOGITS if indexed else 0))
 
 
 def _tuple_width(tuples: list[int]) -> int:

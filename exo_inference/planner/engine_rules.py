@@ -47,7 +47,9 @@ class EngineRules:
         reserves_null_block: one block is kept back.
         bounds_blocks_by_length: a request has no more blocks of a window or state than its tokens fill.
         logit_bytes: what the profiled sampler holds per logit, where it does not sort.
-        samples_by_sort: the sampler sorts logits with PyTorch, unless FlashInfer is there.
+        samples_by_sort: the sampler sorts logits with PyTorch, unless FlashInfer samples.
+        may_have_flashinfer: FlashInfer samples where it is installed: in vLLM's images, not with its package (V1 to
+            0.11.0; v1/sample/ops/topk_topp_sampler.py of 0.10.2 and 0.11.1, the package's `flashinfer` extra).
         keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
         counts_pages: what is printed for weights is what PyTorch's allocator gave.
         latent_padding: MLA latents are padded to a multiple of this.
@@ -103,6 +105,7 @@ class EngineRules:
     reserves_null_block: bool = False
     bounds_blocks_by_length: bool = False
     samples_by_sort: bool = False
+    may_have_flashinfer: bool = False
     keeps_sampler_rows: bool = False
     counts_pages: bool = False
     latent_padding: int = 1
@@ -196,6 +199,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         reserves_null_block=version >= (0, 32, 0),
         logit_bytes=14,
         samples_by_sort=version < (0, 17, 0),
+        may_have_flashinfer=version < (0, 11, 1) and not is_legacy,
         keeps_sampler_rows=(0, 17, 0) <= version < (0, 22, 0),
         counts_pages=True,
         latent_padding=128 if is_legacy else 1,

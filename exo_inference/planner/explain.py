@@ -136,6 +136,7 @@ _COMPONENTS = {
     "activations": ("Activations", "the engine's profile run (vLLM: v1/worker/gpu_worker.py)"),
     "cuda_graphs": ("CUDA graphs", "sizes that vLLM captures; measured per layer and size"),
     "non_torch": ("Outside torch", "figures that real starts printed (docs/benchmarks/planner.md)"),
+    "communication": ("Buffers between ranks", "vLLM's and FlashInfer's source (planner/parallel)"),
     "lora": ("LoRA slots", "A and B of every linear layer (vLLM: lora/layers)"),
     "draft_model": ("Draft model", "tensor shapes of what drafts"),
 }

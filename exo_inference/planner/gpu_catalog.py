@@ -106,6 +106,14 @@ class Gpu:
             else self.link_bandwidth
         )
 
+    @property
+    def has_multicast(self) -> bool:
+        """Whether a switch joins such GPUs that multicasts: third-generation NVSwitch, Hopper and later.
+
+        Source: NCCL's documentation of `NCCL_NVLS_ENABLE`. A bridge joins two cards, and multicasts not.
+        """
+        return self.has_nvlink and self.nvlink_size > 2 and (self.capability or 0) >= 9.0
+
     def supports(self, kind: str) -> bool:
         """Whether it computes that number type in hardware."""
         return kind in self.native

@@ -23,10 +23,11 @@ class Component:
     """One part of a GPU's memory.
 
     Attributes:
-        name: weights, activations, cuda_graphs, non_torch, draft_model, lora, kv_cache, reserve.
+        name: weights, activations, cuda_graphs, non_torch, communication, draft_model, lora, kv_cache, reserve.
         num_bytes, low, high: the value and the band around it.
         source: formula and where it is from.
         is_in_budget: whether it comes out of gpu-memory-utilization.
+        alternative: bytes less, which `low` has, where another kernel of the same release runs that nobody has named.
     """
 
     name: str
@@ -35,6 +36,12 @@ class Component:
     high: int
     source: str
     is_in_budget: bool = True
+    alternative: int = 0
+
+    @property
+    def spread_down(self) -> int:
+        """How much less it may be with the kernel that is counted."""
+        return self.num_bytes - self.low - self.alternative
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,14 @@ class Ranks:
     def expert(self) -> int:
         """Ranks over which whole experts are spread."""
         return self.tensor * self.data if self.has_expert_parallel else 1
+
+    @property
+    def expert_split(self) -> int:
+        """Ranks that each have a slice of every expert; those of all data-parallel ranks share them.
+
+        Source: vLLM's fused_moe/config.py, `flatten_tp_across_dp` (0.10.2) and `flatten_tp_across_dp_and_pcp` (0.32.0).
+        """
+        return 1 if self.has_expert_parallel else self.tensor * self.data
 
 
 def stage_sizes(num_layers: int, stages: int) -> list[int]:
@@ -288,8 +303,9 @@ def rank_bytes(
         return size
     if weight.shard is Shard.KV_HEADS:
         return size * max(1, weight.heads // ranks.tensor) / weight.heads
-    if weight.shard is Shard.EXPERTS and ranks.has_expert_parallel:
-        return size * -(-weight.copies // ranks.expert) / weight.copies
+    if weight.shard is Shard.EXPERTS:
+        whole = -(-weight.copies // ranks.expert) / weight.copies
+        return size * whole / ranks.expert_split
     return size / ranks.tensor
 
 
@@ -300,9 +316,7 @@ _MXFP4_SCALE_SHARE = 1 / 17
 def _padded_bytes(weight: Weight, ranks: Ranks, padding: ExpertPadding) -> float:
     """Return one rank's experts in MXFP4: whole experts, or a part of each, padded on the rank."""
     assert weight.format is not None
-    copies, split = weight.copies, ranks.tensor
-    if ranks.has_expert_parallel:
-        copies, split = -(-weight.copies // ranks.expert), 1
+    copies, split = -(-weight.copies // ranks.expert), ranks.expert_split
     size = weight.format.matrix_bytes(*padding.matrix(weight, split))
     if padding.reduced > 1:
         plain = weight.format.matrix_bytes(*replace(padding, reduced=1).matrix(weight, split))

@@ -19,6 +19,7 @@ from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ ALONE = "outside PyTorch, alone"
 UNIFIED = "outside PyTorch, memory shared with the CPU"
 LINKED = "outside PyTorch, per doubling of ranks on an NVLink switch"
 """NCCL's buffers for multicast. That they grow with doublings was read off starts on two and on eight ranks."""
+COMPRESSED = "outside PyTorch, compressed attention"
+"""DeepSeek-V4: what its derived workspaces do not explain. One start has set it, which says how much it may be."""
 GRAPHS, GRAPHS_OF_STATES = (
     "graph MiB per layer and size",
     "graph MiB per layer and size, with states",
@@ -107,18 +110,40 @@ def graphs_component(
     return Component("cuda_graphs", value, low, high, source, in_budget)
 
 
+GRAPHS_CODE = "cuda-graphs"
+
+
+def graphs_problems(graphs: Component, room: int) -> list[Problem]:
+    """Compare graphs that are captured outside the budget with the bytes that are left there.
+
+    To 0.19 vLLM captures them after the cache has its memory (v1/worker/gpu_worker.py, `compile_or_warm_up_model`), and so
+    does the second model runner; a start may run out of memory then.
+    """
+    if graphs.is_in_budget or graphs.high <= room:
+        return []
+    detail = (
+        f"CUDA graphs are captured after the cache is allocated: {graphs.num_bytes / GIB:.2f} GiB (at worst "
+        f"{graphs.high / GIB:.2f}) of {max(0, room) / GIB:.2f} GiB that are left, and it may run out of memory: lower "
+        "--gpu-memory-utilization or --max-num-seqs"
+    )
+    return [Problem(GRAPHS_CODE, detail, refuses=False)]
+
+
 def outside_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
     """Return the name of the constant for what a rank holds outside PyTorch and no formula has."""
     kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    if KvKind.COMPRESSED in kinds:
-        return "outside PyTorch and workspaces of compressed attention"
+    return COMPRESSED if KvKind.COMPRESSED in kinds else joined_constant(model, ranks, gpu)
+
+
+def joined_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
+    """Return the name of the constant by how ranks are joined."""
     if gpu.is_unified:
         return UNIFIED
     if gpu.vendor == "amd":
         return "outside PyTorch, AMD"
-    if ranks.tensor * ranks.pipeline == 1:
+    if ranks.tensor * ranks.pipeline * (ranks.data if model.moe is not None else 1) == 1:
         return ALONE
-    return LINKED if doublings(ranks, gpu) else "outside PyTorch, PCIe"
+    return LINKED if doublings(model, ranks, gpu) else "outside PyTorch, PCIe"
 
 
 def at_ranks(each: Measured, alone: Measured, doubled: float) -> Measured:
@@ -146,23 +171,22 @@ def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu
             int(0.45 * GIB),
             "middle of what starts printed on one GPU",
         )
-    name = outside_constant(model, ranks, gpu)
+    name = joined_constant(model, ranks, gpu)
     each = measured(name)
     if name == LINKED:
-        each = at_ranks(each, measured(ALONE), doublings(ranks, gpu))
+        each = at_ranks(each, measured(ALONE), doublings(model, ranks, gpu))
+    if outside_constant(model, ranks, gpu) == COMPRESSED:
+        each = replace(each, high=max(each.high, measured(COMPRESSED).high))
     value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
     return Component("non_torch", value, low, high, f"{name}: middle of {each.starts} starts")
 
 
-_MULTICAST = 9.0
-"""Compute capability from which switches multicast: NCCL then keeps NVLS buffers (its documentation of
-`NCCL_NVLS_ENABLE`: third-generation NVSwitch, Hopper and later)."""
-
-
-def doublings(ranks: Ranks, gpu: Gpu) -> float:
+def doublings(model: Architecture, ranks: Ranks, gpu: Gpu) -> float:
     """Return how many times the ranks that a multicasting NVLink switch joins are doubled from one.
 
-    Cards that a bridge may join in pairs, and A100s, hold no more than over PCIe.
+    Cards that a bridge may join in pairs, and A100s, hold no more than over PCIe. Data-parallel ranks of a mixture of
+    experts are one group with the others (vLLM: distributed/parallel_state.py, `init_distributed_environment`, 0.32.0);
+    of a dense model each is an engine of its own.
     """
-    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2 and (gpu.capability or 0) >= _MULTICAST
-    return math.log2(min(ranks.tensor, gpu.nvlink_size)) if has_switch else 0.0
+    joined = ranks.tensor * (ranks.data if model.moe is not None else 1)
+    return math.log2(min(joined, gpu.nvlink_size)) if gpu.has_multicast else 0.0

@@ -46,7 +46,8 @@ class EngineParameters:
         records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
             flags that say so are in `others`.
         schedules_ahead: what `--async-scheduling` says, which is in `others`; None where it is not there.
-        has_flashinfer_sampler: the start says "Using FlashInfer for top-p & top-k sampling" (no flag says so).
+        has_flashinfer_sampler: whether FlashInfer samples, where the start says so or what was installed (no flag
+            does); None where nobody says.
     """
 
     engine: str = "vllm"
@@ -79,10 +80,11 @@ class EngineParameters:
     skip_mm_profiling: bool | None = None
     language_model_only: bool | None = None
     runner: str | None = None
+    all2all_backend: str | None = None
     others: tuple[str, ...] = ()
     records_full_graphs: bool = True
     schedules_ahead: bool | None = None
-    has_flashinfer_sampler: bool = False
+    has_flashinfer_sampler: bool | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **others: Any) -> EngineParameters:
@@ -203,8 +205,12 @@ _BY_TYPE = {
         lambda v: isinstance(v, Mapping), "a JSON object", "Use {{…}} with keys and values."
     ),
 }  # fmt: skip
+_NO_FLAGS = ("schedules_ahead", "has_flashinfer_sampler")
+"""What is None by default though no flag of that name sets it."""
 _KINDS = {
-    each.name: _BY_TYPE[str(each.type)] for each in fields(EngineParameters) if each.default is None
+    each.name: _BY_TYPE[str(each.type)]
+    for each in fields(EngineParameters)
+    if each.default is None and each.name not in _NO_FLAGS
 }
 _KINDS["gpu_memory_utilization"] = _Kind(
     lambda v: _is_number(v) and 0 < v <= 1, "above 0 and at most 1", "For example {flag}=0.9."

@@ -24,9 +24,16 @@ from exo_inference.planner.memory import (
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.overheads import (
     BAND,
+    GRAPHS_CODE,
     graphs_component,
+    graphs_problems,
     measured,
     outside_component,
+)
+from exo_inference.planner.parallel.communication import (
+    communication_component,
+    communication_notes,
+    gathered_ranks,
 )
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
@@ -95,11 +102,14 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
         setting.max_num_batched_tokens,
         min(setting.max_num_seqs, setting.max_num_batched_tokens) if samples else 0,
         _encoded_patches(setting) if stage == 0 else 0, parameters.has_flashinfer_sampler,
+        gathered_ranks(setting), setting.max_model_len,
     )  # fmt: skip
     parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
     parts.append(outside_component(model, ranks, rules, setting.gpu))
+    communication = communication_component(setting)
+    parts += [communication] if communication is not None else []
     if parameters.enable_lora:
         slots, rank = parameters.max_loras or 1, parameters.max_lora_rank or 16
         parts.append(lora_component(model, ranks, slots, rank, dtype_bytes))
@@ -152,10 +162,10 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
     wide = measured(BAND).value if rules.spans_gpus else 1.0
     others = [part for part in used if part.name != "weights"]
     down = wide * math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in others) + less**2)
-    up = wide * math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in others) + more**2)
+    up = wide * math.sqrt(sum(p.spread_down**2 for p in others) + more**2)
     weights = parts[0]
     down = math.hypot(down, weights.high - weights.num_bytes)
-    up = math.hypot(up, weights.num_bytes - weights.low)
+    up = math.hypot(up, weights.num_bytes - weights.low) + sum(p.alternative for p in others)
     low, high = int(available - down), int(available + up)
     if parameters.kv_cache_memory_bytes is not None:
         asked, spare = parameters.kv_cache_memory_bytes, gpu.reported_bytes - budget
@@ -239,7 +249,7 @@ def _verdict(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdi
     is_short = room.low_blocks < room.needed_blocks and not (room.adapts and room.safe > 0)
     if is_short or limiting.low <= 0:
         return Verdict.TIGHT
-    if any(problem.code == state_blocks.CODE for problem in problems):
+    if any(problem.code in (state_blocks.CODE, GRAPHS_CODE) for problem in problems):
         return Verdict.TIGHT
     return Verdict.FITS
 
@@ -266,6 +276,8 @@ def _conclude(
     if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
         problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
+    if not any(problem.refuses for problem in problems):
+        problems += _graph_problems(setting, limiting)
     verdict = _verdict(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
@@ -306,9 +318,17 @@ def _conclude(
     return sized if is_refused else replace(sized, speed=speed_of(inputs))
 
 
+def _graph_problems(setting: Setting, stage: Stage) -> list[Problem]:
+    graphs = next(each for each in stage.components if each.name == "cuda_graphs")
+    if stage.available <= 0 or setting.gpu.vendor == "cpu":
+        return []
+    return graphs_problems(graphs, _left_alone(setting, stage)[0])
+
+
 def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
-    return (*setting.model.notes, *setting.speculation.notes, *assumed)
+    own = (*setting.model.notes, *setting.speculation.notes, *assumed)
+    return (*own, *communication_notes(setting))
 
 
 def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:

@@ -7,14 +7,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from exo_inference.planner.compressed_cache import Workspaces, attention_workspaces
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.shapes import Layer, MoeShape
+from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,17 @@ class ProfileBatch:
         num_tokens: of one step.
         num_seqs: rows that are sampled; 0 where nothing is.
         num_patches: that the image encoder takes at once; 0 where it is not run.
-        has_flashinfer_sampler: FlashInfer's kernels sample.
+        has_flashinfer_sampler: FlashInfer's kernels sample; None where nobody says.
+        gathered_ranks: data-parallel ranks whose tokens each layer of experts gathers.
+        max_model_len: of the start.
     """
 
     num_tokens: int
     num_seqs: int
     num_patches: int = 0
-    has_flashinfer_sampler: bool = False
+    has_flashinfer_sampler: bool | None = None
+    gathered_ranks: int = 1
+    max_model_len: int = 0
 
 
 SORTING_LOGIT_BYTES = 38
@@ -80,17 +85,69 @@ def activations_component(
     model: Architecture, ranks: Ranks, rules: EngineRules, batch: ProfileBatch, dtype_bytes: int
 ) -> Component:
     """Return the peak of the profile run."""
-    step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
+    own_step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
+    workspaces = _workspaces(model, ranks, batch)
+    own_step = max(own_step, workspaces.step)
+    step = max(own_step, gathered_bytes(model, ranks, rules, batch, dtype_bytes))
     sampler = sampler_bytes(model, rules, batch)
     encoder, kept = encoder_bytes(model, ranks, batch.num_patches, dtype_bytes)
+    kept += workspaces.kept
     peak = int(max(step + kept, sampler + kept, encoder))
     source = (
         f"largest of one step of {batch.num_tokens} tokens ({step / MIB:.0f} MiB), the sampler's "
         f"{logit_bytes(rules, batch):g} bytes for each of {batch.num_seqs} x {model.vocab_size} logits "
         f"({sampler / MIB:.0f} MiB), the image encoder ({encoder / MIB:.0f} MiB, {kept / MIB:.0f} kept)"
     )
-    low = int(0.9 * max(step, 0.6 * encoder, sampler))
-    return Component("activations", peak, min(low, peak), int(1.1 * peak) + 64 * MIB, source)
+    if workspaces.kept:
+        source += f"; workspaces of compressed attention ({workspaces.kept / MIB:.0f} MiB kept)"
+    low = min(peak, int(0.9 * max(step, 0.6 * encoder, sampler)))
+    # Whether the experts' kernel has rows for all gathered tokens or for its own alone hangs on the kernel.
+    other = peak - int(max(own_step + kept, sampler + kept, encoder))
+    if rules.may_have_flashinfer and batch.has_flashinfer_sampler is None:
+        lean = sampler_bytes(model, rules, replace(batch, has_flashinfer_sampler=True))
+        other = peak - int(max(own_step + kept, lean + kept, encoder))
+    if batch.gathered_ranks > 1:
+        source += f"; {batch.gathered_ranks} ranks' tokens are gathered for the experts"
+    if other and rules.may_have_flashinfer:
+        source += f"; with FlashInfer installed, as in vLLM's images, {other / MIB:.0f} MiB less"
+    return Component(
+        "activations", peak, low - other, int(1.1 * peak) + 64 * MIB, source, alternative=other
+    )
+
+
+def _workspaces(model: Architecture, ranks: Ranks, batch: ProfileBatch) -> Workspaces:
+    specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
+    compressed = [each for each in specs if each.kind is KvKind.COMPRESSED]
+    if not compressed:
+        return Workspaces(0, 0)
+    heads = -(-model.num_heads // ranks.tensor)
+    return attention_workspaces(
+        compressed, model.hidden_size, heads, batch.max_model_len, batch.num_tokens
+    )
+
+
+def gathered_bytes(
+    model: Architecture, ranks: Ranks, rules: EngineRules, batch: ProfileBatch, dtype_bytes: int
+) -> float:
+    """Return the peak of a layer of experts that gathers the tokens of all data-parallel ranks; 0 where none does.
+
+    The gathered tokens and their sums are whole on each rank, and what experts hold in between is for so many rows at
+    once (vLLM's all2all.py, `AgRsAll2AllManager`, 0.32.0; envs.py, `VLLM_FUSED_MOE_CHUNK_SIZE`, to 0.17).
+    """
+    if batch.gathered_ranks == 1 or model.moe is None:
+        return 0.0
+    rows = batch.num_tokens * batch.gathered_ranks
+    at_once = min(rows, _chunk(rules) or rows)
+    own = 4 * model.hidden_size * batch.num_tokens
+    experts = 2 * model.hidden_size * rows + at_once * _moe_elements(model.moe, ranks, rules)
+    return dtype_bytes * (own + experts)
+
+
+def _chunk(rules: EngineRules) -> int | None:
+    """Return how many rows experts compute at once: 32,768 to 0.11, 16,384 to 0.17, all since."""
+    if rules.version < (0, 12, 0):
+        return 32_768
+    return 16_384 if rules.version < (0, 18, 0) else None
 
 
 @lru_cache(maxsize=4096)
@@ -121,8 +178,7 @@ def _layer_elements(layer: Layer, moe: MoeShape | None, ranks: Ranks, rules: Eng
 
 def _moe_elements(moe: MoeShape, ranks: Ranks, rules: EngineRules) -> float:
     """Return what the fused experts hold per token (vLLM: fused_moe.py intermediate_cache1-3)."""
-    split = 1 if ranks.has_expert_parallel else ranks.tensor
-    wide, hidden = moe.intermediate_size / split, moe.hidden_size
+    wide, hidden = moe.intermediate_size / ranks.expert_split, moe.hidden_size
     if rules.is_legacy:  # three separate buffers
         routed = moe.experts_per_token * (3 * wide + hidden)
     else:  # the first and the third share one

@@ -22,6 +22,7 @@ from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
 from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
 from exo_inference.planner.model.requantize import ONLINE, with_quantization
 from exo_inference.planner.model.shapes import KvKind, KvSpec
+from exo_inference.planner.parallel.all_to_all import BATCHED, BATCHED_TOKENS, spreads_experts
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.speculation import Speculation, read_speculation
 
@@ -97,7 +98,7 @@ def settle(
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
     length = asked if isinstance(asked, int) else model.max_model_len or ASSUMED_MAX_MODEL_LEN
-    tokens, seqs = _step_size(model, gpu, parameters, rules, length)
+    tokens, seqs = _step_size(model, gpu, parameters, rules, length, ranks)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)
     cache_bytes = _kv_bytes(model, parameters, dtype)
@@ -149,7 +150,12 @@ def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architectur
 
 
 def _step_size(
-    model: Architecture, gpu: Gpu, parameters: EngineParameters, rules: EngineRules, length: int
+    model: Architecture,
+    gpu: Gpu,
+    parameters: EngineParameters,
+    rules: EngineRules,
+    length: int,
+    ranks: Ranks,
 ) -> tuple[int, int]:
     """Return max-num-batched-tokens and max-num-seqs in effect."""
     is_chunked = parameters.enable_chunked_prefill
@@ -157,6 +163,9 @@ def _step_size(
         is_chunked = not rules.is_legacy or length > 32768
     tokens, seqs = default_batch(rules, gpu)
     seqs = parameters.max_num_seqs or seqs
+    is_batched = parameters.all2all_backend in BATCHED and spreads_experts(model, ranks)
+    if is_batched and rules.version >= (0, 20, 0) and parameters.max_num_batched_tokens is None:
+        return BATCHED_TOKENS, min(seqs, BATCHED_TOKENS)  # engine/arg_utils.py, 0.32.0
     if parameters.max_num_batched_tokens is not None:
         tokens = parameters.max_num_batched_tokens
     else:

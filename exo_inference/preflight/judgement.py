@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines import get_engine
 from exo_inference.engines.cluster_engine import ClusterEngine
+from exo_inference.engines.flags.catalogue import judging_release
 from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
@@ -37,6 +38,7 @@ from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.flags import read_flags, read_settings
 from exo_inference.preflight.other_engines import size_weights
+from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
 _JUDGED_BY_FLAG_RULES = {
@@ -61,6 +63,7 @@ class Subject:
         gpu_count: GPUs of one replica.
         flags: the user's engine flags.
         given: values that the platform sets where the flags do not, by the names of flags.
+        plans_unlisted: a release of vLLM whose flags are not known is planned all the same, with flags unchecked.
         engine: one of `engines.ENGINES`.
         engine_version: a release of vLLM, or of another engine its own; None is the platform's default.
         draft: the draft model that the flags name, when known.
@@ -78,11 +81,22 @@ class Subject:
     free_bytes: int | None = None
     revision_pinned: bool | None = None
     given: Mapping[str, int] = field(default_factory=dict)
+    plans_unlisted: bool = False
 
     @property
     def version(self) -> str:
         """The release whose flags these are."""
         return flags_release(self.engine, self.engine_version)
+
+    @property
+    def is_unlisted(self) -> bool:
+        """Whether it is planned without that its flags can be checked."""
+        return self.plans_unlisted and is_unlisted(self.engine, self.engine_version)
+
+    @property
+    def reading_version(self) -> str | None:
+        """The release by whose list the flags are read."""
+        return judging_release(self.version) if self.is_unlisted else self.engine_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +142,8 @@ def judge(
         UsageError: the release of the engine is not one that can be judged.
     """
     engine = get_engine(subject.engine)
-    reading = read_flags(subject.flags, subject.engine, subject.engine_version)
-    problems = reading.problems
+    reading = read_flags(subject.flags, subject.engine, subject.reading_version)
+    problems = unlisted_problems(reading) if subject.is_unlisted else reading.problems
     reported = {problem.flag for problem in problems}
     rules = [each for each in _check_rules(subject, reading) if each.flag not in reported]
     if problems:
@@ -139,16 +153,19 @@ def judge(
         return _judge_other(engine, subject, reading, rules)
     try:
         parameters = read_settings(
-            subject.flags, subject.engine, subject.engine_version, subject.given
+            subject.flags, subject.engine, subject.reading_version, subject.given
         )
     except WrongSetting as error:
         return Judgement(subject, flag_problems=(_unplanned(reading, error), *rules))
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
+    parameters = replace(parameters, engine_version=subject.version)
     found = plan(
         subject.model, subject.gpu, subject.gpu_count, parameters,
         draft=subject.draft, free_bytes=subject.free_bytes,
     )  # fmt: skip
+    if subject.is_unlisted:
+        found = replace(found, notes=(unlisted_note(subject.version), *found.notes))
     others = _not_reported(found.problems, rules, reading)
     judgement = Judgement(subject, tuple(rules), found, others)
     return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
@@ -212,7 +229,7 @@ def _check_rules(subject: Subject, reading: Reading) -> list[ParameterProblem]:
     if isinstance(engine, ClusterEngine):
         # Flags that cannot be read are reported already, and have no sizes.
         return [] if reading.problems else engine.check_sizes(reading, subject.gpu_count)
-    if not facts_of(subject.engine).has_model_rules:
+    if not facts_of(subject.engine).has_model_rules or subject.is_unlisted:
         return []
     return check_model_rules(
         reading, model=_model_facts(subject), gpu=_gpu_facts(subject), given=subject.given

@@ -144,6 +144,7 @@ def test_the_page_in_the_documentation_is_current_and_explains_every_miss(tmp_pa
     main([
         "--cases", str(STARTS), "--explanations", str(FOLDER / "planner-explanations.json"),
         "--unseen", str(FOLDER / "planner-unseen.json"), "--write", str(written),
+        "--ran", str(FOLDER / "planner-published-speeds.json"),
     ])  # fmt: skip
     page = written.read_text(encoding="utf-8")
     assert page == (FOLDER / "planner.md").read_text(encoding="utf-8")

@@ -156,3 +156,19 @@ def test_encoders_beside_the_text_model_are_counted_where_both_are_in_one_object
     assert nested.num_parameters == find_model("Qwen/Qwen3-ASR-0.6B").num_parameters
     printed = 16.7371 * 2**30  # "Model loading took", vLLM 0.10.2; the talker is not loaded
     assert find_model("Qwen/Qwen2.5-Omni-7B").num_parameters * 2 == pytest.approx(printed, rel=0.01)
+
+
+def test_zamba2_says_which_layers_attend_by_number_or_by_kind() -> None:
+    config: dict[str, Any] = {
+        "model_type": "zamba2", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4, "mamba_d_state": 16,
+        "mamba_ngroups": 1, "mamba_headdim": 16, "n_mamba_heads": 8, "num_mem_blocks": 2, "adapter_rank": 8,
+        "max_position_embeddings": 128,
+    }  # fmt: skip
+    kinds = ["hybrid" if index in (1, 4) else "mamba" for index in range(6)]
+    by_number, by_kind, without = (
+        read_architecture({**config, **more}, name="zamba", source="test")
+        for more in ({"hybrid_layer_ids": [1, 4]}, {"layers_block_type": kinds}, {})
+    )
+    assert by_kind.layers == by_number.layers
+    assert by_kind.num_parameters == by_number.num_parameters > without.num_parameters

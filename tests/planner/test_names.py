@@ -83,6 +83,7 @@ def test_a_further_model_is_sized_and_says_whether_it_was_counted(name: str) -> 
     entry, model = _further_models()[name], read_entry(name)
     assert model.cannot_size is None
     assert ("not counted" in entry["source"]) is not entry["is_checked"]
+    assert any("count was not checked" in note for note in model.notes) is not entry["is_checked"]
     if entry["is_checked"]:
         assert "instantiating" in entry["source"]
         assert model.num_parameters == entry["num_parameters"]

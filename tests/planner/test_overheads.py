@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
+from exo_inference.planner import EngineParameters, Plan, Verdict, find_gpu, find_model, plan
 from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.memory import Ranks, page_rest
 from exo_inference.planner.overheads import (
@@ -79,7 +79,7 @@ def test_a_sampler_that_does_not_sort_holds_about_a_third(
 def test_buffers_for_multicast_grow_with_ranks_on_a_switch(
     gpu: str, count: int, doubled: int
 ) -> None:
-    assert doublings(Ranks(tensor=count), find_gpu(gpu)) == doubled
+    assert doublings(find_model("Qwen/Qwen3-32B"), Ranks(tensor=count), find_gpu(gpu)) == doubled
     outside = outside_component(
         find_model("Qwen/Qwen3-8B"), Ranks(tensor=count), rules_for("vllm", "0.24.0"), find_gpu(gpu)
     )
@@ -103,3 +103,25 @@ def test_deepseek_v4_left_as_much_as_it_did_on_hopper_without_graphs() -> None:
     )  # fmt: skip
     result = plan(find_model("deepseek-ai/DeepSeek-V4-Flash"), find_gpu("H200 NVL"), 2, parameters)
     assert result.available_kv_bytes_low < 32.08 * 2**30 < result.available_kv_bytes_high
+
+
+def test_graphs_outside_the_budget_that_may_not_fit_make_a_plan_tight() -> None:
+    """Vllm 0.19.0 ran out of memory there: raw-qwen35-9b-3090x4-oom of docs/benchmarks/planner-starts.json."""
+    found = {
+        version: plan(
+            find_model("Qwen/Qwen3.5-9B"), find_gpu("RTX 3090"), 4,
+            EngineParameters(engine_version=version, gpu_memory_utilization=0.9, max_model_len=8192),
+        )
+        for version in ("0.19.0", "0.20.0")
+    }  # fmt: skip
+    problem = next(each for each in found["0.19.0"].problems if each.code == "cuda-graphs")
+    assert (found["0.19.0"].verdict, problem.refuses) == (Verdict.TIGHT, False)
+    assert "lower --gpu-memory-utilization" in problem.detail
+    assert found["0.20.0"].verdict is Verdict.FITS  # they come out of the budget since
+
+
+def test_dense_graphs_outside_the_budget_have_room() -> None:
+    result = plan(
+        find_model("Qwen/Qwen3-8B"), find_gpu("L40S"), 1, EngineParameters(engine_version="0.19.0")
+    )
+    assert result.verdict is Verdict.FITS

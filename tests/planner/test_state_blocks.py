@@ -70,8 +70,11 @@ def test_the_number_that_is_advised_first_starts(
     ways = advise(find_model(case["model"]), find_gpu(case["gpu"]), 1, parameters)
     assert ways[0].kinds == ("max-num-seqs",)
     assert ways[0].plan.verdict is Verdict.FITS
-    assert 0.5 * blocks <= ways[0].plan.max_num_seqs <= blocks
-    assert [way.kinds for way in ways].count(("max-num-seqs",)) == 1
+    # To 0.19 graphs of so many sizes are captured outside the budget and may not fit there: fewer requests are sure.
+    captures_outside = not parameters.rules.subtracts_graphs
+    assert (1 if captures_outside else 0.5 * blocks) <= ways[0].plan.max_num_seqs <= blocks
+    numbers = [way.plan.max_num_seqs for way in ways if way.kinds == ("max-num-seqs",)]
+    assert numbers == ([64, 16] if captures_outside else [ways[0].plan.max_num_seqs])
 
 
 @pytest.mark.parametrize(

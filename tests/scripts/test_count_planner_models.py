@@ -34,3 +34,20 @@ def test_an_entry_is_marked_only_where_a_class_has_its_count() -> None:
     assert "not counted" not in found["source"]
     other = {**plain, "config": plain["config"] | {"num_hidden_layers": 7}}
     assert checked("sentence-transformers/all-MiniLM-L6-v2", other) is None
+
+
+def test_an_output_table_of_its_own_counts_where_the_class_ties_it_all_the_same() -> None:
+    small = {
+        "model_type": "t5", "d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4,
+        "vocab_size": 100, "feed_forward_proj": "gated-gelu",
+    }  # fmt: skip
+    tied, apart = (
+        max(counts({**small, "tie_word_embeddings": is_tied})) for is_tied in (True, False)
+    )
+    assert apart - tied == 100 * 64
+
+
+def test_of_a_model_that_also_speaks_what_is_served_is_counted() -> None:
+    entry = json.loads(TARGET.read_text(encoding="utf-8"))["Qwen/Qwen2.5-Omni-7B"]
+    assert entry["is_checked"]
+    assert entry["num_parameters"] in set(counts(entry["config"]))

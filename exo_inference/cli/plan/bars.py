@@ -32,6 +32,7 @@ _LOOKS = {
     "activations": Look("activations", "▓", "yellow"),
     "cuda_graphs": Look("CUDA graphs", "▒", "magenta"),
     "non_torch": Look("non-torch", "░", "red"),
+    "communication": Look("rank buffers", "▚", "bright_red"),
     "overheads": Look("overheads", "▒", "yellow"),
     "kv_cache": Look("KV cache", "=", "green"),
     "reserve": Look("left alone", ".", "bright_black"),

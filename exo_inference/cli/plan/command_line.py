@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from exo_inference.engines.flags.argument_vector import Use, split
-from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of
+from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of, judging_release
 
 PROGRAM = ("exo", "ai", "deployment")
 _FIXED = frozenset({"--gpu-type", "--gpu-count", "--model", "--model-name"})
@@ -54,7 +54,7 @@ class CommandLine:
             del changed["--model"]
         words = [*PROGRAM, self.verb, *([self.name] if self.name else [])]
         words += [*(word for pair in changed.items() for word in pair), *self.globals]
-        engine_flags = merge_flags(self.flags, flags, flags_of(self.version))
+        engine_flags = merge_flags(self.flags, flags, flags_of(judging_release(self.version)))
         line = shlex.join(words)
         if not engine_flags:
             return line

@@ -154,7 +154,7 @@ def plan_here(wanted: WantedDeployment) -> DeploymentPlan | None:
     if name is None or gpu_type is None or find_family(gpu_type) is None:
         return None
     try:
-        found = LocalPlanner(find_model(name), wanted)
+        found = LocalPlanner(find_model(name), wanted, plans_unlisted=False)
         return found.plan(gpu_type, wanted.gpu_count or 1, with_advice=False)
     except UsageError:
         return None

@@ -65,12 +65,19 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class LocalPlanner:
-    """Plans in this process. `extra` are the user's own GPUs; `state` may have a measurement of this machine."""
+    """Plans in this process.
+
+    Attributes:
+        extra: the user's own GPUs.
+        state: may have a measurement of this machine.
+        plans_unlisted: a release whose flags are not known is planned all the same; refused otherwise.
+    """
 
     model: Architecture
     wanted: WantedDeployment
     extra: Mapping[str, Gpu] = field(default_factory=dict)
     state: StateDir = field(default_factory=lambda: StateDir(resolve_state_dir()))
+    plans_unlisted: bool = True
 
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
         """Plan one replica on these GPUs."""
@@ -95,6 +102,7 @@ class LocalPlanner:
             engine=engine,
             engine_version=wanted.engine_version,
             draft=_draft(wanted, engine),
+            plans_unlisted=self.plans_unlisted,
         )
         return judge(subject, with_advice=with_advice)
 

@@ -65,10 +65,14 @@ def has_no_cache(plan: DeploymentPlan) -> bool:
     return not (is_short or plan.available_kv_bytes_per_gpu or plan.kv_bytes_per_token)
 
 
+_MAY_NOT_START = ("max-num-seqs", "cuda-graphs")
+"""Codes of what may keep an engine from starting though one request has room."""
+
+
 def tight_warning(plan: DeploymentPlan) -> str:
     """Say why a tight plan may fail."""
     if not lacks_cache(plan):
-        causes = [problem.detail for problem in plan.problems if problem.code == "max-num-seqs"]
+        causes = [each.detail for each in plan.problems if each.code in _MAY_NOT_START]
         return f"It may not start: {'; '.join(causes)}"
     return (
         f"It may not start: at worst {size(max(0, plan.available_kv_bytes_low))}{per_gpu(plan)} are "

@@ -147,6 +147,27 @@ def nearest_release(version: str) -> str:
     return max((v for v in listed if _key(v) <= _key(version)), key=_key)
 
 
+def judging_release(version: str) -> str:
+    """Return the listed release that stands for a version whose flags are not listed: the first, or the last one.
+
+    Raises:
+        UnknownRelease: it is no version.
+    """
+    listed = listed_releases()
+    if _VERSION.fullmatch(version) and not is_listed(version):
+        return listed[0] if _key(version) < _key(listed[0]) else listed[-1]
+    return nearest_release(version)
+
+
+def is_listed(version: str) -> bool:
+    """Say whether the flags of a version are known; of what is no version they are not."""
+    try:
+        nearest_release(version)
+    except UnknownRelease:
+        return False
+    return True
+
+
 def flags_of(version: str) -> ReleaseFlags:
     """Return what a release takes. The result is shared and does not change.
 

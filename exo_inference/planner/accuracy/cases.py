@@ -69,6 +69,7 @@ def _find_problem(case: object) -> str | None:
         (key, case.get(key, {}), "an object", _is_object) for key in ("flags", "defaults_in_effect")
     ]
     checks += [(key, case.get(key), "a list of texts", _are_texts) for key in _LISTS]
+    checks += [("installed", case.get("installed"), "package or image", _is_installed)]
     checks += [("stage", case.get("stage"), "a number from 0 to 1023", _is_stage)]
     observed = case.get("observed")
     checks += [("observed", observed, "an object", lambda value: isinstance(value, dict))]
@@ -104,6 +105,10 @@ def _are_texts(value: object) -> bool:
 
 def _is_stage(value: Any) -> bool:
     return value is None or (_is_number(value) and isinstance(value, int) and 0 <= value < 1024)
+
+
+def _is_installed(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value in _SAMPLER_OF)
 
 
 def _is_object(value: object) -> bool:
@@ -214,12 +219,17 @@ def stated_gpu(case: Mapping[str, Any]) -> Gpu | None:
 _AMD = re.compile(r"AMD|Radeon|RX |MI\d", re.IGNORECASE)
 
 
+_SAMPLER_OF = {"package": "torch", "image": "flashinfer"}
+"""Who samples where the release takes what is installed: FlashInfer is in vLLM's images, not in its package."""
+
+
 def stated_parameters(case: Mapping[str, Any], version: str) -> EngineParameters:
     """Return the flags of a case, and what its log says about effective defaults."""
     stated: dict[str, Any] = dict(case.get("flags") or {})
     observed = case.get("observed") or {}
     effective = dict(case.get("defaults_in_effect") or {})
-    has_flashinfer = effective.pop("sampler", None) == "flashinfer"
+    sampler = effective.pop("sampler", _SAMPLER_OF.get(str(case.get("installed"))))
+    has_flashinfer = None if sampler is None else sampler == "flashinfer"
     for name, value in effective.items():
         stated.setdefault(name, value)
     stated.setdefault("tensor_parallel_size", case.get("tp") or 1)

@@ -50,14 +50,14 @@ def _weight(name: str, rows: int, columns: int, copies: int = 1) -> Weight:
     return Weight(f"audio_tower.{name}", "vision", rows, columns, copies, Shard.REPLICATED)
 
 
-def _blocks(audio: ConfigFields, size: int) -> list[Weight]:
-    """Return a transformer's layers with biases and two norms."""
+def _blocks(audio: ConfigFields, size: int, *, biases: int = 4) -> list[Weight]:
+    """Return a transformer's layers with two norms, and biases of so many of attention's four products."""
     count = audio.integer("encoder_layers", audio.integer("num_hidden_layers", 24))
     wide = audio.integer("encoder_ffn_dim", audio.integer("intermediate_size", 4 * size))
     return [
         _weight("attention", 4 * size, size, count),
         _weight("mlp", wide, size, 2 * count),
-        _weight("vectors", 4 * size + wide + size + 4 * size, 1, count),
+        _weight("vectors", biases * size + wide + size + 4 * size, 1, count),
     ]
 
 
@@ -97,7 +97,7 @@ def _whisper(audio: ConfigFields, text: int) -> list[Weight]:
     """Whisper's encoder, and before the text model what Fun-Audio-Chat, Kimi-Audio or Qwen2.5-Omni adds (vLLM 0.32.0)."""
     size, bins = audio.integer("d_model"), audio.integer("num_mel_bins")
     conv = [
-        *_blocks(audio, size),
+        *_blocks(audio, size, biases=3),  # keys have none
         _weight("conv", size, 3 * (bins + size) + 2),
         _weight("ln_post", 2 * size, 1),
     ]

@@ -99,7 +99,7 @@ def _shared_attention(fields: ConfigFields, family: Family, attention: Attention
     hidden = fields.integer("hidden_size")
     weights, state = build_state_layer(fields, family.others_are)
     mixer = Layer((*weights, vector("norm", hidden)), state)
-    uses = [index for index in fields.sequence("hybrid_layer_ids") or [] if isinstance(index, int)]
+    uses = _uses(fields)
     shared = max(1, fields.integer("num_mem_blocks", 1))
     spec = _zamba_spec(fields)
     layers = []
@@ -111,6 +111,15 @@ def _shared_attention(fields: ConfigFields, family: Family, attention: Attention
             layers.append(Layer((*own, *_zamba_adapters(fields), linear), spec))
         layers.append(mixer)
     return layers
+
+
+def _uses(fields: ConfigFields) -> list[int]:
+    """Return the layers that use a shared block: listed by number, or by the kind of every layer."""
+    kinds = fields.sequence("layers_block_type") or []
+    listed = fields.sequence("hybrid_layer_ids") or [
+        index for index, kind in enumerate(kinds) if kind == "hybrid"
+    ]
+    return [index for index in listed if isinstance(index, int)]
 
 
 def _zamba_spec(fields: ConfigFields) -> KvSpec:

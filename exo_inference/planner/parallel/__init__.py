@@ -1,0 +1,1 @@
+"""What a rank holds to talk to others, as the engines' source sizes it."""
