@@ -84,7 +84,7 @@ test-orders: setup-dev ## default tests five times, other tiers twice, each on a
 	    || failed="$$failed $${tier:-default}:LOAD=$$load"; \
 	done; done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-# With PROCESSES=2 one has the whole control planes, which wait half of the time, and the other what computes.
+# With PROCESSES=3 there is one that computes while others wait for the engines of whole control planes.
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
 	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600 $(SLOWEST) $(IN_PROCESSES)
 
@@ -124,8 +124,9 @@ $(VENV)/clients/%/.installed: tests/clients/requirements/%.txt
 test-hard-use: setup-dev ## 10,000 requests at 64 at once, some given up, some broken: nothing is left behind
 	@HARD_USE_REQUESTS=10000 $(PYTEST) -m hard_use -s tests/e2e/test_hard_use.py
 
+# What a test printed, its seed above all, stands at the end where PROCESSES=2 run at once.
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
-	@$(PYTEST) -m chaos --timeout 900 -s
+	@$(PYTEST) -m chaos --timeout 900 $(if $(PROCESSES),-rP $(IN_PROCESSES),-s)
 
 # With PROCESSES=2 one has all tests of the one cluster, and both take those of an API server, of which each has its
 # own: tests wait for daemons half of the time. LAST_FAILED=1 runs again only what failed the last time.

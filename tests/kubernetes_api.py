@@ -23,6 +23,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,14 +161,28 @@ def kubernetes_cluster(
 ) -> Iterator[KubernetesCluster]:
     """A fresh namespace of the cluster; it is deleted at the end, with what is in it."""
     assert group_of(request.node.nodeid) == "cluster", "name the module in tests/scheduling.py"
+    with cluster_namespace(kubernetes_control, tmp_path) as cluster:
+        yield cluster
+
+
+@contextmanager
+def cluster_namespace(control: Control, directory: Path) -> Iterator[KubernetesCluster]:
+    """Lend a fresh namespace of the cluster, for what several tests share.
+
+    Args:
+        control: of the cluster; all daemons run again at the end.
+        directory: for its kubeconfig.
+    """
     namespace = _new_name()
     client = ApiClient.from_kubeconfig(Path(os.environ["KUBECONFIG"]))
     client.create_namespace(namespace, _RESTRICTED)
-    client.write_kubeconfig(tmp_path / "kubeconfig", "admin", namespace)
-    yield KubernetesCluster(namespace, tmp_path / "kubeconfig", kubernetes_control)
-    kubernetes_control.mend()
-    kubernetes_control.wait_ready(client)
-    client.request("DELETE", f"/api/v1/namespaces/{namespace}")
+    client.write_kubeconfig(directory / "kubeconfig", "admin", namespace)
+    try:
+        yield KubernetesCluster(namespace, directory / "kubeconfig", control)
+    finally:
+        control.mend()
+        control.wait_ready(client)
+        client.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 def _new_name() -> str:

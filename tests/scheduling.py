@@ -31,14 +31,34 @@ GROUPS = {
     ),
 }
 """By a name: how the paths of what shares a process begin."""
-ALONE = tuple(f"tests/kubernetes/test_{name}.py" for name in ("api_server", "bad_input", "chaos"))
-"""Needs an API server only."""
+ALONE = (
+    *(
+        f"tests/kubernetes/test_{name}.py"
+        for name in ("api_server", "bad_input", "chaos", "cluster_end", "hostile_tenant")
+    ),
+    *(
+        f"tests/e2e/test_{name}.py"
+        for name in (
+            *("api_beside_starts", "chaos", "chaos_alone", "clock_jumps", "odd_machines"),
+            *("simulated_gpus", "stopped_engine", "tracing"),
+        )
+    ),
+)
+"""Modules beside those of a group that share nothing: they need an API server only, or start what they need."""
 LONG = (
     "engine-images/exo-engine/tests/kernels/triton/test_compile.py",
+    "tests/e2e/test_clock_jumps.py",
+    "tests/e2e/test_stopped_engine.py",
+    "tests/e2e/test_chaos.py",
+    "tests/e2e/test_chaos_alone.py",
+    "tests/e2e/test_simulated_gpus.py",
     "tests/foreign_files/test_trial.py",
     "engine-images/exo-engine/tests/benchmarks/test_gpu_check.py",
     "tests/kubernetes/test_chaos.py",
+    "tests/kubernetes/test_hostile_tenant.py",
     "tests/benchmarks/test_kubernetes_scale.py",
+    "tests/e2e/test_api_beside_starts.py",
+    "tests/kubernetes/test_cluster_end.py",
     "engine-images/exo-engine/tests/attention/test_triton.py",
     "tests/platforms/test_local_lifecycle.py",
     "tests/controller/test_replays.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,32 @@ def test_what_is_named_is_there(begin: str) -> None:
 def test_a_module_of_no_group_stands_alone() -> None:
     assert group_of("tests/cli/test_help.py::test_it") is None
     assert group_of(f"{ALONE[0]}::test_it") is None
-    assert group_of("tests/e2e/test_chaos.py::test_it") == "control plane of this machine"
+    assert group_of("tests/e2e/test_rolling.py::test_it") == "control plane of this machine"
+
+
+SHARED = {"stack", "talk", "kubernetes_cluster"}
+"""Fixtures that a group shares."""
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_module_that_stands_alone_asks_for_nothing_shared(name: str) -> None:
+    functions = [
+        node
+        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    fixtures = {
+        each.name
+        for each in functions
+        if any("fixture" in ast.unparse(one) for one in each.decorator_list)
+    }
+    asked = {
+        argument.arg
+        for each in functions
+        if each.name in fixtures or each.name.startswith("test_")
+        for argument in each.args.args
+    }
+    assert not (asked - fixtures) & SHARED
 
 
 def test_a_group_runs_first_and_in_one_process(tmp_path: Path) -> None:

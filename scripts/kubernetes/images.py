@@ -319,11 +319,12 @@ def _hash(text: str, sources: Sequence[Path]) -> str:
 
 
 def _files(sources: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files that a build is given: what this machine compiled, `.dockerignore` leaves out."""
     for source in sources:
         if source.is_file():
             yield source
         for path in source.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
                 yield path
 
 

@@ -70,6 +70,7 @@ def test_a_replica_that_crashed_has_a_record_for_each_run(
     assert len(graded) == 3 * (before + 1)
 
 
+@pytest.mark.slow
 def test_recorded_starts_can_be_exported_and_graded_elsewhere(
     stack: Stack, replica: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -67,7 +67,13 @@ def misspelt(parameter: EngineParameter) -> str:
     return f"--{name[:2]}{name[3:]}"
 
 
-@pytest.mark.parametrize(("name", "release"), CASES)
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [
+        pytest.param(*each, marks=[] if each[1] in (None, DEFAULT_VERSION) else pytest.mark.slow)
+        for each in CASES
+    ],
+)
 def test_admission_says_of_every_form_what_the_check_says(name: str, release: str | None) -> None:
     engine, differences = get_engine(name), []
     for parameter in engine.parameters(release):

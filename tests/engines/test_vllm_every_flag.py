@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.engines import vllm
+from exo_inference.engines import DEFAULT_VERSION, vllm
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.engines.vllm import PLATFORM_OWNED
 
@@ -20,7 +20,16 @@ CATALOGUE = json.loads(
     (resources.files("exo_inference.engines") / "catalog" / "vllm.json").read_text("utf-8")
 )
 RELEASES = CATALOGUE["versions"]
-every_release = pytest.mark.parametrize("release", RELEASES)
+every_release = pytest.mark.parametrize(
+    "release",
+    [
+        pytest.param(
+            each,
+            marks=[] if each in (RELEASES[0], DEFAULT_VERSION, RELEASES[-1]) else pytest.mark.slow,
+        )
+        for each in RELEASES
+    ],
+)
 
 
 def check(items: Sequence[str], release: str) -> list[ParameterProblem]:

@@ -36,6 +36,7 @@ VALUES: dict[str, Any] = {
 
 MISSING_TEMPLATE = "--chat-template=/no/such/template.jinja"
 FAIL_OVER_SECONDS = 20.0
+KINDS = ("inferencedeployments", "inferencemodels", "inferenceapikeys")
 
 
 @dataclass
@@ -251,14 +252,36 @@ def installed(plane: Plane, chart: Path, files: Sequence[Path], *words: str) -> 
     )
     wait_for(lambda: plane.ready("controller") == 2 and plane.ready("gateway") == 2)
     yield
-    # The objects go first, by the controllers that hold their finalizers.
-    for kind in ("inferencedeployments", "inferencemodels", "inferenceapikeys"):
-        plane.cluster.kubectl("delete", kind, "--all", "--timeout=90s", check=False, timeout=100)
+    _delete_objects(plane)
     plane.helm("uninstall", "exo")
     definitions = [name for name in _definitions(plane) if name.endswith(".inference.exo.dev")]
     assert len(definitions) == 4  # they stay, and with them what users made
     for name in definitions:
         plane.cluster.kubectl("delete", "crd", name)
+
+
+def clear(plane: Plane) -> None:
+    """Make a plane as it was when it had been installed: without users' objects and with all its pods."""
+    _delete_objects(plane)
+    for kind in KINDS:
+        assert plane.get(kind) == [], f"{kind} are left"
+    # Nothing is served any more, so that none of their engines has to drain.
+    words = ("--selector=app.kubernetes.io/component=engine", "--grace-period=1", "--timeout=60s")
+    plane.cluster.kubectl("delete", "pods", *words, timeout=70)
+    for component in ("controller", "gateway"):  # one that drains is ready, too
+        selector = f"app.kubernetes.io/component={component}"
+        wait_for(
+            lambda what=component, selector=selector: (
+                len(plane.get("pods", selector)) == plane.ready(what) == 2
+            )
+        )
+    plane.key = ""
+
+
+def _delete_objects(plane: Plane) -> None:
+    """Have the controllers that hold the finalizers of users' objects remove them."""
+    for kind in KINDS:
+        plane.cluster.kubectl("delete", kind, "--all", "--timeout=90s", check=False, timeout=100)
 
 
 def _definitions(plane: Plane) -> list[str]:

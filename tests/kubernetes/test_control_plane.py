@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
-from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
+from scripts.kubernetes.control import Control
 from tests.kubernetes.real_plane import (
     CHART,
     EXAMPLES,
@@ -25,6 +26,7 @@ from tests.kubernetes.real_plane import (
     Plane,
     ask,
     chat,
+    clear,
     create_chat,
     has_restarted,
     installed,
@@ -33,16 +35,43 @@ from tests.kubernetes.real_plane import (
     restart,
     wait_for,
 )
-from tests.kubernetes_api import KubernetesCluster
+from tests.kubernetes.stand import Stand
+from tests.kubernetes_api import cluster_namespace
+
+
+@pytest.fixture(scope="module")
+def stand(
+    kubernetes_control: Control, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stand[Plane]]:
+    """The control plane, installed as the README says, on a volume that this machine lends."""
+
+    @contextmanager
+    def put_up(number: int) -> Iterator[Plane]:
+        directory = tmp_path_factory.mktemp("plane")
+        (directory / "values.yaml").write_text(yaml.safe_dump(VALUES))
+        files = [EXAMPLES / "values" / "kind.yaml", directory / "values.yaml"]
+        with cluster_namespace(kubernetes_control, directory) as cluster:
+            plane = Plane(cluster, directory)
+            with installed(plane, CHART, files):
+                yield plane
+
+    stand = Stand(put_up)
+    yield stand
+    stand.close()
 
 
 @pytest.fixture
-def plane(kubernetes_cluster: KubernetesCluster, tmp_path: Path) -> Iterator[Plane]:
-    """The control plane, installed as the README says, on a volume that this machine lends."""
-    plane = Plane(kubernetes_cluster, tmp_path)
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(VALUES))
-    with installed(plane, CHART, [EXAMPLES / "values" / "kind.yaml", tmp_path / "values.yaml"]):
+def plane(stand: Stand[Plane], request: pytest.FixtureRequest) -> Iterator[Plane]:
+    """The module's control plane, which nobody else uses meanwhile and in which nothing is left."""
+    num_failed = request.session.testsfailed
+    with stand.lend() as plane:
         yield plane
+        if request.session.testsfailed > num_failed:  # it may have broken what the next would meet
+            stand.close()
+            return
+        plane.cluster.control.mend()
+        plane.cluster.control.wait_ready(plane.cluster.client)
+        clear(plane)
 
 
 def test_a_deployment_lives_from_creation_to_deletion_without_losing_a_request(

@@ -97,6 +97,7 @@ def test_an_image_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:
     os.utime(source / "a.py", (0, 0))
     (source / "__pycache__").mkdir()
     (source / "__pycache__" / "a.pyc").write_text("x")
+    (source / "libkernels.so").write_text("x")  # which no build is given
     assert images._hash("", [source]) == before
     (source / "a.py").write_text("2")
     assert images._hash("", [source]) != before

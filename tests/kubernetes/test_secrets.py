@@ -20,7 +20,7 @@ from exoscale_auth import ExoscaleV2Auth
 from tests.kubernetes import test_control_plane
 from tests.kubernetes.real_plane import Plane, deploy_chat
 
-plane = test_control_plane.plane  # the fixture
+stand, plane = test_control_plane.stand, test_control_plane.plane  # the fixtures
 
 RELEASE_TYPE = "helm.sh/release.v1"
 

@@ -13,9 +13,9 @@ import httpx
 
 from tests.controller.control_plane_processes import GROUP
 from tests.kubernetes.real_plane import Plane, chat, create_chat, kill, leader_of, restart, wait_for
-from tests.kubernetes.test_control_plane import plane
+from tests.kubernetes.test_control_plane import plane, stand
 
-__all__ = ["plane"]  # a fixture
+__all__ = ["plane", "stand"]  # fixtures
 
 OPENS, UNKNOWN, OF_ANOTHER, NOTHING_RUNS = 200, 401, 403, 503
 BY_HAND = "exo-sk-chosen-by-hand-with-kubectl"

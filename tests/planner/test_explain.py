@@ -35,8 +35,15 @@ def number_in(text: str) -> float:
     return float(found.group(1).replace(",", ""))
 
 
-@pytest.mark.parametrize("version", ["0.7.3", "0.19.1", "0.33.0"])
-@pytest.mark.parametrize(("gpu", "count", "flags"), FLAGS, ids=lambda value: str(value)[:12])
+@pytest.mark.parametrize(
+    ("version", "gpu", "count", "flags"),
+    [
+        pytest.param(version, *each, marks=[] if row == column else pytest.mark.slow)
+        for row, version in enumerate(["0.7.3", "0.19.1", "0.33.0"])
+        for column, each in enumerate(FLAGS)
+    ],
+    ids=lambda value: str(value)[:12],
+)
 def test_the_steps_of_every_bundled_model_say_what_its_plan_says(
     gpu: str, count: int, flags: tuple[str, ...], version: str
 ) -> None:

@@ -65,7 +65,7 @@ SHAPES = [(1, 1), (9, 1), (30, 1), (31, 1), (50, 1), (3, 3), (20, 20), (26, 8), 
 
 
 @pytest.mark.parametrize("kv_dtype", KV_FORMATS)
-@pytest.mark.parametrize("limits", ["default", "tiny"])
+@pytest.mark.parametrize("limits", [pytest.param("default", marks=pytest.mark.slow), "tiny"])
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("name", ["reference"])  # tests/attention/test_cpu.py has the kernels
 def test_any_mix_of_prompts_chunks_and_single_tokens(name, layers, limits, kv_dtype, monkeypatch):

@@ -55,6 +55,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_fails():
     result = run(CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 69

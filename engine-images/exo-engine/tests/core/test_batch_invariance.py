@@ -45,7 +45,7 @@ def run(path, prompts, **options):
     ("family", "stored"),
     [
         ("qwen3", {"quantization": "int8"}),
-        ("qwen3", {"quantization": "int4"}),
+        pytest.param("qwen3", {"quantization": "int4"}, marks=pytest.mark.slow),
         pytest.param("qwen3", {"quantization": "int4_per_group_128"}, marks=pytest.mark.slow),
         ("qwen3-half-windowed", {"kv_cache_dtype": "int8"}),
         pytest.param("gemma2", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),

@@ -286,7 +286,13 @@ class RandomWorkload(RuleBasedStateMachine):
         assert self.num_free() == self.num_blocks
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("both", "state") else pytest.mark.slow)
+        for name in GROUPS
+    ],
+)
 def test_promises_are_kept_whatever_comes(name: str) -> None:
     workload = type(f"Workload_{name}", (RandomWorkload,), {"reaches": GROUPS[name]})
     run_state_machine_as_test(workload, settings=settings(max_examples=60, stateful_step_count=40))

@@ -26,8 +26,14 @@ def run(llm: LLM, requests: list[EngineRequest]) -> dict[str, tuple[int, ...]]:
     return tokens
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
-@pytest.mark.parametrize("family", ["qwen3", "mistral-window", "qwen2-half-windowed"])
+@pytest.mark.parametrize(
+    ("family", "caching"),
+    [
+        pytest.param(family, caching, marks=[] if caching or not row else pytest.mark.slow)
+        for row, family in enumerate(["qwen3", "mistral-window", "qwen2-half-windowed"])
+        for caching in (True, False)
+    ],
+)
 def test_siblings_answer_as_they_would_alone(tiny_model, prompts, family, caching):
     prompt = prompts[3]
     requests = [
@@ -67,8 +73,22 @@ def test_a_model_with_states_answers_alike_however_it_is_computed(tiny_model, pr
     assert [llm.generate([prompt], greedy)[0].token_ids for prompt in prompts] == expected
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3", "int8"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2-half-windowed"])
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        ("qwen3", "bfloat16"),
+        ("qwen3", "fp8_e4m3"),
+        ("qwen2-half-windowed", "int8"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("qwen3", "int8"),
+                ("qwen2-half-windowed", "bfloat16"),
+                ("qwen2-half-windowed", "fp8_e4m3"),
+            )
+        ),
+    ],
+)
 def test_a_cache_of_another_type_gives_one_answer_however_it_is_computed(
     tiny_model, prompts, family, kv_dtype
 ):

@@ -154,8 +154,14 @@ OF_EXPERTS = [
 
 
 @pytest.mark.usefixtures("quick_kernels", "formats_of_a_gpu")
-@pytest.mark.parametrize(("family", "quantization"), OF_EXPERTS)
-@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize(
+    ("family", "quantization", "is_fixed"),
+    [
+        pytest.param(*each, is_fixed, marks=[] if row == 0 or is_fixed else pytest.mark.slow)
+        for row, each in enumerate(OF_EXPERTS)
+        for is_fixed in (False, True)
+    ],
+)
 def test_experts_in_one_launch_ask_nobody_how_many_rows_each_has(
     gpu, tiny_model, monkeypatch, family, quantization, *, is_fixed
 ):

@@ -34,6 +34,11 @@ FAMILIES = [
     "qwen3.5",
     "qwen3-next",
 ]
+VARIANTS = {
+    *("deepseek-v2-groups", "gemma4-without-values", "llama-biases", "llama-linear"),
+    *("qwen2-half-windowed", "qwen2-yarn", "qwen3-moe-some-layers"),
+}
+"""Other settings of a family that is there."""
 NUM_TOKENS = 12
 MANY_TOKENS = 20
 # A window gives blocks back; where kinds are mixed, a layer of each has blocks of its own.
@@ -93,7 +98,10 @@ def test_no_guess_changes_what_transformers_generates(family, tiny_model, prompt
     assert {model.greedy(prompt, 6, guess) for guess in ((), tokens, wrong)} == {tokens}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[pytest.mark.slow] if f in VARIANTS else []) for f in FAMILIES],
+)
 def test_batched_unbatched_and_cached_output_is_the_oracles(family, tiny_model, prompts):
     model = tiny_model(family)
     batched = LLM(model.path, **OPTIONS)

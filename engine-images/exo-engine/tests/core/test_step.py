@@ -109,8 +109,16 @@ def frame_sizes(num_seqs: int, context: int, reaches: tuple[Reach, ...] = (Reach
     return sizes
 
 
-@pytest.mark.parametrize("num_seqs", [1, 7, 64])
-@pytest.mark.parametrize("context", [10, 1_000, 30_000])
+@pytest.mark.parametrize(
+    ("context", "num_seqs"),
+    [
+        *((10, 1), (10, 64), (1_000, 7), (30_000, 1)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((10, 7), (1_000, 1), (1_000, 64), (30_000, 7), (30_000, 64))
+        ),
+    ],
+)
 def test_frame_of_a_decode_step_has_64_bytes_per_sequence_whatever_the_context(num_seqs, context):
     sizes = frame_sizes(num_seqs, context)
     assert sizes[0] > num_seqs * context * 4  # the prompts

@@ -158,12 +158,15 @@ def single_tokens(llm: LLM, steps: list[Step], number: int, params: SamplingPara
         pytest.param(
             device,
             asked,
-            marks=pytest.mark.skipif(
-                device == "kernels" and not available_paths(), reason="built without a compiler"
-            ),
+            marks=[
+                pytest.mark.skipif(
+                    device == "kernels" and not available_paths(), reason="built without a compiler"
+                ),
+                *([] if 0 in (row, column) else [pytest.mark.slow]),
+            ],
         )
-        for device in DEVICES
-        for asked in PARAMS
+        for row, device in enumerate(DEVICES)
+        for column, asked in enumerate(PARAMS)
     ],
 )
 def test_a_step_of_many_sequences_takes_no_more_python_than_one_of_few(

@@ -381,6 +381,7 @@ def test_every_parameter_is_asked_for():
     assert known - asked == {"ignore_eos"} | without_grammars
 
 
+@pytest.mark.slow
 def test_every_parameter_makes_a_difference(expected, tiny_model, plain):
     """A request whose parameter changed nothing would prove nothing."""
     tokens = dict(zip(REQUESTS, expected("qwen3"), strict=True))

@@ -60,6 +60,7 @@ def test_the_command_tells_its_page_and_its_status(torn_down: Path) -> None:
     assert not torn_down.exists()
 
 
+@pytest.mark.slow
 def test_a_core_and_what_computes_for_it_end_without_pytorchs_teardown(torn_down: Path) -> None:
     core = start_core("error")
     (executor,) = start_processes(1)

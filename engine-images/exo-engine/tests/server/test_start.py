@@ -49,16 +49,19 @@ def imported() -> list[str]:
     ).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_code_that_only_a_gpu_needs_is_not_kept_in_memory(imported: list[str]) -> None:
     resident_kib, total = imported[0].split()
     assert int(resident_kib) < 20_000
     assert float(total) == 9.0
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_torch_comes_with_whoever_imports_it(imported: list[str]) -> None:
     assert int(imported[1]) > 100
 
 
+@pytest.mark.slow
 def test_torch_is_imported_although_letting_go_fails(imported: list[str]) -> None:
     assert imported[2] == "failed"
 

@@ -225,7 +225,13 @@ BREAKING: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "text"), BREAKING.values(), ids=BREAKING)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] if number else [])
+        for number, (name, each) in enumerate(BREAKING.items())
+    ],
+)
 async def test_a_text_that_breaks_the_tokenizer_is_refused_and_others_are_answered(
     hurried: None, write: Callable[..., Path], open_pool: Any, change: Change, text: str
 ) -> None:

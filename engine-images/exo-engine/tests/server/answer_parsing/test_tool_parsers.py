@@ -127,7 +127,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts]
+    ("name", "text"),
+    [
+        pytest.param(name, text, marks=[pytest.mark.slow] if number else [])
+        for name, texts in HOSTILE.items()
+        for number, text in enumerate(texts)
+    ],
 )
 def test_hostile_text_takes_time_in_proportion_and_comes_back(name: str, text: str) -> None:
     """Whole and in 1,000 pieces: work that grows with the square of 30,000 runs into the test's own limit."""

@@ -42,8 +42,17 @@ def embed(
     return run(core, [PoolingRequest(str(i), tuple(e), **options) for i, e in enumerate(texts)])
 
 
-@pytest.mark.parametrize("budget", [64, 1024], ids=["some at a time", "all at once"])
-@pytest.mark.parametrize("name", EMBEDDERS)
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        pytest.param(name, budget, id=f"{name}-{how}", marks=marks)
+        for name in EMBEDDERS
+        for budget, how, marks in (
+            (64, "some at a time", ()),
+            (1024, "all at once", (pytest.mark.slow,)),
+        )
+    ],
+)
 @torch.inference_mode()
 def test_vectors_are_those_of_transformers(
     tmp_path: Path, texts: list[tuple[int, ...]], name: str, budget: int
