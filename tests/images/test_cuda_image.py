@@ -1,4 +1,4 @@
-"""The image for GPUs keeps the contract of the one for CPUs; read, since it cannot be built everywhere."""
+"""The image for GPUs keeps the contract of the one for CPUs; read here, built in tests/kubernetes."""
 
 from __future__ import annotations
 
