@@ -27,7 +27,7 @@ from exo_inference.planner.accuracy.grading import (
 )
 from scripts.calibrate_planner import LeftOut, leave_one_out
 from scripts.planner_halves import split
-from scripts.published_starts import ran_starts
+from scripts.published_speeds import ran_starts
 
 _HEAD = """# The planner, graded
 
