@@ -18,7 +18,7 @@ SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
 SMALL_SHARED = ("sm_86", "sm_89", "sm_120")
 KINDS = {
     *("decode", "verify", "combine", "prefill", "store", "codes", "add", "numbers", "int8", "fp8"),
-    *("fixed", "grouped", "router", "heads", "encode", "norm"),
+    *("fixed", "grouped", "router", "heads", "encode", "norm", "states"),
 }
 WITHOUT_FP8 = ("sm_80", "sm_86", "gfx942")
 """They have no products of e4m3: formats whose inputs become FP8, too, are refused there."""
