@@ -29,7 +29,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-triton-all test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -91,17 +91,23 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
 
-# The GPU machines have another release than PyTorch brings here. PROCESSES=2 compiles in two.
-test-triton: setup-dev ## GPU kernels, interpreted and compiled for all GPUs, with Triton 3.6.0
-	@[ -d $(OTHER_TRITON)/numpy ] || $(LOCKED) --upgrade --target $(OTHER_TRITON) -r $(OF_TRITON)/triton-3.6.0.txt
-	@PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $(TRITON_TESTS) -W "ignore:Conversion of an array with ndim:DeprecationWarning"
-	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py
-
 OF_TRITON := engine-images/exo-engine/tests/kernels/triton
 # Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses: in $(OF_TRITON)/triton-3.6.0.txt is what
 # uv pip compile --no-deps --universal --python-version 3.11 --generate-hashes gives for triton==3.6.0 and numpy<2.4.
 TRITON_TESTS := $(addprefix engine-images/exo-engine/tests/,attention/test_triton.py attention/test_triton_latent.py kernels/triton kernels/test_compiled_ahead.py core/test_triton_engine.py)
 OTHER_TRITON := $(VENV)/triton-3.6.0
+
+$(OTHER_TRITON)/numpy: | setup-dev
+	@$(LOCKED) --upgrade --target $(OTHER_TRITON) -r $(OF_TRITON)/triton-3.6.0.txt
+
+# The GPU machines have another release than PyTorch brings here. PROCESSES=2 compiles in two.
+test-triton: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels, interpreted and compiled for all GPUs, with Triton 3.6.0
+	@PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $(TRITON_TESTS) -W "ignore:Conversion of an array with ndim:DeprecationWarning"
+	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py
+
+test-triton-all: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels compiled in every combination of settings, with both releases of Triton
+	@for other in '' $(abspath $(OTHER_TRITON)); do OTHER_TRITON=$$other $(PYTEST) -m every_launch --timeout 600 \
+	  $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py || exit 1; done
 
 # Programs that others wrote, each set in an environment of its own, which is made once and needs the network
 # then: make test-clients CLIENTS="packages aiperf"; vllm is large, and takes the CUDA libraries that PyTorch loads

@@ -32,7 +32,7 @@ class Work:
     """0 where there are no heads."""
     kind: str
     """decode, verify, combine, prefill, store, codes, add, numbers, fp8, int8, scaled, fixed, grouped, router, heads,
-    encode or norm."""
+    encode, norm or states."""
     padding: float = 1.0
     """By how much operations grow, as rows fill up tiles."""
     tiles_per_program: float = 1.0

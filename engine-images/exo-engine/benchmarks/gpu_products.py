@@ -13,11 +13,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from exo_engine.kernels.triton import fixed, matmul
+from exo_engine.kernels.triton import fixed, matmul, states
 from exo_engine.kernels.triton.launch import Launch, Target
 from exo_engine.weight_formats.fp8 import why_not_scaled
 from gpu_launches import META, Work
-from product_cases import ProductCase, check_fp8, check_norm, fp8_kinds, random_product_case
+from product_cases import (
+    ProductCase,
+    check_fp8,
+    check_norm,
+    check_states,
+    fp8_kinds,
+    random_product_case,
+)
 
 ROWS = (1, 32, 128)
 FIXED_ROWS = (1, 32, 256, 2048)
@@ -57,6 +64,9 @@ def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Wor
             yield from _latents(name, rows, target)
     yield _encoding(256, 4096)
     yield norm(256, 4096)
+    yield norm(256, 4096, has_weight=False)
+    for tokens in (1, 64):
+        yield _states(32, tokens)
 
 
 KINDS = {"plain": "fixed", "e4m3": "fp8", "e4m3 rows": "scaled"}
@@ -150,11 +160,30 @@ def _encoding(rows: int, num_inputs: int) -> Work:
     return Work(f"encode {rows} x {num_inputs}", launch, moved, 0, 0, "encode")
 
 
-def norm(rows: int, size: int) -> Work:
+def norm(rows: int, size: int, *, has_weight: bool = True) -> Work:
     """Return the norm of rows of so many numbers."""
-    states, weight = _numbers(rows, size), _numbers(size)
-    launch = fixed.plan_norm(states, weight, 1e-6, states)
-    return Work(f"norm {rows} x {size}", launch, 2.0 * states.nbytes, 0, 0, "norm")
+    inputs, weight = _numbers(rows, size), _numbers(size) if has_weight else None
+    launch = fixed.plan_norm(inputs, weight, 1e-6, inputs)
+    name = f"norm {rows} x {size}" + ("" if has_weight else ", no weight")
+    return Work(name, launch, 2.0 * inputs.nbytes, 0, 0, "norm")
+
+
+def _states(sequences: int, tokens: int) -> Work:
+    """Return what moves states of Qwen3-Next on, by so many tokens of each sequence."""
+    key_heads, heads, dim = 16, 32, 128
+    total = sequences * tokens
+    mixed = torch.empty(total, (2 * key_heads + heads) * dim, device=META)
+    factors = torch.empty(total, heads, device=META)
+    matrices = torch.empty(sequences, heads, dim, dim, device=META)
+    results = torch.empty(total, heads, dim, device=META)
+    starts = torch.empty(sequences + 1, dtype=torch.int32, device=META)
+    launch = states.plan_move(mixed, factors, factors, matrices, matrices, results, starts)
+    arguments: Any = launch.arguments
+    moved = 2.0 * matrices.nbytes + mixed.nbytes + results.nbytes + 2.0 * factors.nbytes
+    return Work(
+        f"states {heads} heads of {dim}, {sequences} x {tokens}", launch, moved, 0, 0, "states",
+        tiles_per_program=tokens, tile_bytes=4.0 * dim * arguments["COLUMNS"],
+    )  # fmt: skip
 
 
 def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]:
@@ -164,6 +193,7 @@ def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]
     checks: dict[str, Callable[[int], None]] = {
         "products": lambda seed: random_product_case(seed, device, most=most).check(seed),
         "norm": partial(check_norm, device),
+        "states": partial(check_states, device),
     }
     for kind in fp8_kinds(Target.of(device)):
         checks[kind.__name__] = partial(check_fp8, kind, device)

@@ -1,6 +1,7 @@
 """Compiles the GPU kernels without a GPU, and reckons how long each takes; nothing is measured.
 
     python gpu_reckoning.py --compile sm_86 gfx942    JSON of what the compiler made, one line per kernel
+    python gpu_reckoning.py --compile sm_86 --few     half of them, with every setting of each kernel
     python gpu_reckoning.py --write docs/benchmarks/gpu.md
     python gpu_reckoning.py --write docs/benchmarks/gpu.md --steps      only what whole steps cost, in the page that is there
 
@@ -23,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from exo_engine.kernels.triton.launch import Target
 from gpu_launches import SHAPES, Shape, Work, all_works, decode, storing
 from gpu_matrices import matrix_works
 from gpu_measured import MOST_LOST, measured
 from gpu_products import norm, product, product_works
-from offline_compiler import Compiled, compile_launch, compiled_key, targets
+from offline_compiler import Compiled, compile_launch, compiled_key, settings, targets
 from random_models import GPU_SIZES, config_of
 
 _STEPS_TITLE = "## What `--batch-invariant` costs in a step"
@@ -77,6 +79,7 @@ def main() -> int:
     """Do what the arguments say."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--compile", nargs="+", metavar="TARGET", choices=sorted(targets()))
+    parser.add_argument("--few", action="store_true", help="leave out what combines settings anew")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     parser.add_argument("--steps", action="store_true", help="only the table of whole steps")
     arguments = parser.parse_args()
@@ -87,7 +90,8 @@ def main() -> int:
         arguments.write.write_text(before + "\n".join(steps_table(all_steps())) + "\n\n" + after)
         return 0
     for name in arguments.compile or ():
-        for work, compiled in compile_all(name, small_shapes()):
+        works = works_of(targets()[name], small_shapes())
+        for work, compiled in compile_all(few(works) if arguments.few else works, name):
             print(json.dumps({"name": work.name, "head_dim": work.head_dim, "kind": work.kind, **asdict(compiled)}))  # fmt: skip
     if arguments.write:
         measurements = arguments.write.with_suffix(".json")
@@ -131,16 +135,42 @@ def small_shapes() -> tuple[Shape, ...]:
     return tuple(found[dim] for dim in (64, 128, 256, 576))
 
 
-def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple[Work, Compiled]]:
-    """Compile every launch for a target; those that differ in nothing that the compiler sees, once.
+def works_of(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> list[Work]:
+    """Return every launch that is compiled for a target.
 
     Of matrices there is one size where `shapes` are fewer than all: sizes change no loop and no tile.
     """
+    most = 2 if shapes is SHAPES else 1
+    attention = all_works(target, shapes)
+    return [*attention, *matrix_works(target, most), *product_works(target, most)]
+
+
+def few(works: Iterable[Work]) -> list[Work]:
+    """Return few of the launches: each kernel with every setting, and those of every use with every size of heads.
+
+    A setting is one of `settings`, and for every use, how numbers are stored and whether sums have one order.
+    """
+    held = {id(work): (work, _held_by(work)) for work in works}
+    wanted, chosen = set[object]().union(*(own for _, own in held.values())), []
+    while wanted:
+        work, own = max(held.values(), key=lambda each: len(wanted & each[1]))
+        wanted -= own
+        chosen.append(work)
+    return chosen
+
+
+def _held_by(work: Work) -> set[object]:
+    launch = work.launch
+    stored = launch.arguments.get("STORED")
+    uses = (("heads", work.head_dim), ("stored", stored), ("fuses", launch.fuses))
+    return settings(launch) | {(launch.kernel, work.kind, *each) for each in uses}
+
+
+def compile_all(works: Iterable[Work], name: str) -> Iterator[tuple[Work, Compiled]]:
+    """Compile launches for a target; those that differ in nothing that the compiler sees, once."""
     target = targets()[name]
     done: dict[object, Compiled] = {}
-    most = 2 if shapes is SHAPES else 1
-    matrices = (*matrix_works(target, most), *product_works(target, most))
-    for work in (*all_works(target, shapes), *matrices):
+    for work in works:
         key = compiled_key(work.launch)
         if key not in done:
             done[key] = compile_launch(work.launch, target)
@@ -149,7 +179,7 @@ def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple
 
 def reckon_card(card: Card) -> Iterator[Row]:
     """Reckon every launch on a card."""
-    for work, compiled in compile_all(card.target):
+    for work, compiled in compile_all(works_of(targets()[card.target]), card.target):
         yield reckon(work, compiled, card)
 
 

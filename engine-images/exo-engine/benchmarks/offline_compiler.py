@@ -1,12 +1,14 @@
 """Compiles launches of Triton kernels for GPUs that are not there, and reads what the compiler made of them.
 
-It needs no GPU: Triton brings the assembler and the tools that read its output. What is compiled is what would
-be launched (`exo_engine.kernels.triton.launch`), with the same specialisation of its arguments.
+It needs no GPU: Triton brings the assembler and a tool that reads its output. What is compiled is what would
+be launched (`exo_engine.kernels.triton.launch`), with the same specialisation of its arguments. Nothing is
+disassembled, which takes as long as compiling: widths are read from PTX, and instructions counted by their bytes.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ from exo_engine.kernels.triton.launch import Launch, Target
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -41,6 +43,12 @@ _AMD = re.compile(r"@llvm\.amdgcn\.raw\.ptr\.buffer\.load\.(?:v(\d+))?[if](\d+)\
 _PLAIN = re.compile(r"\bload (?:<(\d+) x )?(?:i|b?float|half|double)(\d*)")
 # Of one processor: 32-bit registers, threads, and the registers that a warp is given at a time.
 _REGISTERS, _THREADS, _GRANULE = 65536, {80: 2048, 90: 2048, 100: 2048}, 256
+_INSTRUCTION_BYTES = 16  # since compute capability 7.0
+_EXECUTED = 0x4  # SHF_EXECINSTR of a section
+# Vectors of 16 bytes, and copies of as many from memory to shared memory.
+_WIDE_LOAD = re.compile(
+    r"ld\.global[.\w:]*\.v(?:4\.b32|2\.b64)|cp\.async\.cg\.shared\.global [^;]*?, 0x10"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,17 @@ def compiled_key(launch: Launch) -> object:
     return (launch.kernel, *map(tuple, seen))
 
 
+def settings(launch: Launch) -> set[object]:
+    """Return which ways a launch takes through its kernel: values of constants, types of arguments, fused or not.
+
+    Of a constant that is a number it is 0, 1 or more: others size tiles.
+    """
+    signature, constants, _ = _specialise(launch)
+    kinds = {name: min(each, 2) if type(each) is int else each for name, each in constants.items()}
+    values = (*kinds.items(), *signature.items(), ("fuses", launch.fuses))
+    return {(launch.kernel, name, value) for name, value in values}
+
+
 def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
     """Return the types of arguments, the values of those that are constants, and who is aligned."""
     signature: dict[str, str] = {}
@@ -128,8 +147,8 @@ def _read_cubin(built: Any, reads: Mapping[str, Any]) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        usage = _run(_TOOLS / "cuobjdump", "-res-usage", file.name)
-        sass = _run(_TOOLS / "nvdisasm", "-c", file.name)
+        command = [_CUOBJDUMP, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     ptx = built.asm["ptx"]
     kinds = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
@@ -139,11 +158,19 @@ def _read_cubin(built: Any, reads: Mapping[str, Any]) -> Compiled:
         spilled_bytes=found["STACK"] + found["LOCAL"],
         shared_bytes=built.metadata.shared,
         num_warps=built.metadata.num_warps,
-        wide_loads=len(re.findall(r"\b(?:LDG|LDGSTS)\.E[.\w]*\.128", sass)),
+        wide_loads=len(_WIDE_LOAD.findall(ptx)),
         tensor_instruction=kind.partition(".")[0],
-        instructions=len(re.findall(r"/\*[0-9a-f]{4,}\*/", sass)),
+        instructions=_code_bytes(built.asm["cubin"]) // _INSTRUCTION_BYTES,
         **reads,
     )
+
+
+def _code_bytes(cubin: bytes) -> int:
+    """Return the bytes of a 64-bit ELF file's sections that are executed."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count = struct.unpack_from("<HH", cubin, 0x3A)
+    headers = (struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count))
+    return sum(num_bytes for _, _, flags, _, _, num_bytes in headers if flags & _EXECUTED)
 
 
 def _read_amd(built: Any, launch: Launch, reads: Mapping[str, Any]) -> Compiled:
@@ -218,10 +245,6 @@ def _roots(register: str, sources: Mapping[str, list[str]], pointers: set[str]) 
             seen.add(name)
             waiting += sources.get(name, [])
     return seen & pointers
-
-
-def _run(*command: str | Path) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def targets() -> Mapping[str, Target]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
 import torch
 from attention_cases import CPU, Poisoned
-from exo_engine.kernels.triton import fixed
+from exo_engine.kernels.triton import fixed, states
 from exo_engine.kernels.triton.launch import Target
 from exo_engine.kernels.triton.matmul import BLOCK, Matrices, encode, plan_grouped, plan_product
 from exo_engine.weight_formats.base import Share
@@ -167,12 +168,54 @@ def check_norm(device: torch.device, seed: int) -> None:
     numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype = numbers.choice((torch.float32, torch.bfloat16, torch.float16))
     shape = numbers.randint(1, 9), numbers.choice((20, 128, 1000, 5120))
-    states, weight = (
+    rows, weight = (
         torch.randn(each, generator=generator).to(device, dtype) for each in (shape, shape[1:])
     )
+    has_weight = numbers.random() < 0.5
     with Poisoned():
-        found = fixed.normalise(states, weight, 1e-5)
-    squares = states.double().square().mean(dim=1, keepdim=True)
-    expected = states.double() / (squares + 1e-5).sqrt() * weight.double()
+        found = fixed.normalise(rows, weight if has_weight else None, 1e-5)
+    squares = rows.double().square().mean(dim=1, keepdim=True)
+    expected = rows.double() / (squares + 1e-5).sqrt() * (weight.double() if has_weight else 1.0)
     most = float(expected.abs().max()) * rounding(dtype)
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
+
+
+def check_states(device: torch.device, seed: int) -> None:
+    """Fail where states are not moved on as in float64."""
+    numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    key_dim, value_dim = numbers.choice(((128, 128), (20, 40), (8, 6)))
+    key_heads, repeats = numbers.randint(1, 2), numbers.randint(1, 2)
+    heads = key_heads * repeats
+    lengths = [numbers.randint(1, 9) for _ in range(numbers.randint(1, 3))]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    total = sum(lengths)
+
+    def random_numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    mixed = random_numbers(total, 2 * key_heads * key_dim + heads * value_dim)
+    log_decays, rates = -random_numbers(total, heads).abs(), random_numbers(total, heads).sigmoid()
+    before = random_numbers(len(lengths), heads, key_dim, value_dim)
+    with Poisoned():
+        found = states.move(mixed, log_decays, rates, before, starts.int().to(device))
+    split = [key_heads * key_dim, key_heads * key_dim, heads * value_dim]
+    *pairs, values = (
+        each.reshape(total, -1, size)
+        for each, size in zip(
+            mixed.double().split(split, dim=1), (key_dim, key_dim, value_dim), strict=True
+        )
+    )
+    queries, keys = (
+        (each * (each.square().sum(2, keepdim=True) + 1e-6).rsqrt()).repeat_interleave(repeats, 1)
+        for each in pairs
+    )
+    results, moved = torch.empty_like(values), before.double()
+    for row, (start, stop) in enumerate(itertools.pairwise(starts.tolist())):
+        for token in range(start, stop):
+            state = moved[row] * log_decays[token].double().exp()[:, None, None]
+            known = (keys[token].unsqueeze(1) @ state).squeeze(1)
+            change = (values[token] - known) * rates[token].double()[:, None]
+            moved[row] = state + keys[token].unsqueeze(2) * change.unsqueeze(1)
+            results[token] = (queries[token].unsqueeze(1) @ moved[row]).squeeze(1)
+    for own, expected in zip(found, (results * key_dim**-0.5, moved), strict=True):
+        torch.testing.assert_close(own.double(), expected, rtol=0.0, atol=1e-4)

@@ -291,8 +291,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         default=False,
         description="Refuse to start unless a request has the same bits whatever runs beside it. The "
         "compiled CPU kernels keep one order of sums, so that this costs nothing there. On a GPU it has Triton's "
-        "kernels compute products, norms and attention in tiles and segments of one size, which takes time; "
-        "models with states (Qwen3.5, Qwen3-Next) and Gemma 4 are refused by the names of their layers.",
+        "kernels compute products, norms and attention in tiles and segments of one size, and states (Qwen3.5, "
+        "Qwen3-Next) token by token, which takes time; heads of more than 256 numbers are refused.",
     ),
     Flag(
         name="scheduling-policy",

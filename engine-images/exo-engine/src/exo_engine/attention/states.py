@@ -26,6 +26,8 @@ class States:
         self._is_new = torch.zeros(0)
         self.query_starts: list[int] = []
         """Of the step's sequences, the first token of each, and the end."""
+        self.query_starts_on_device = torch.zeros(0)
+        """The same, (S + 1,) int32."""
         self.num_decodes = 0
         """Leading sequences with one token."""
 
@@ -37,6 +39,7 @@ class States:
         starts = host.context_lens - np.diff(host.query_starts)
         rows = np.arange(len(starts))
         self.query_starts, self.num_decodes = host.query_starts.tolist(), layout.num_decodes
+        self.query_starts_on_device = layout.query_starts
         self._is_new = to_device(starts == 0, device).unsqueeze(1)
         self._blocks = []
         for table in host.block_tables:

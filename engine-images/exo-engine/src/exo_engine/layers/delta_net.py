@@ -18,6 +18,7 @@ from torch import Tensor
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
+from exo_engine.layers.rms_norm import keeps_bits, normalise
 from exo_engine.models.spec import DeltaSpec
 from exo_engine.weight_formats.base import Stored
 
@@ -29,6 +30,7 @@ class _Weights(Layer):
 
     def __init__(self, context: Context, name: str, spec: DeltaSpec) -> None:
         super().__init__(context)
+        self.keeps_bits = keeps_bits(context)
         heads = spec.num_value_heads
         shapes = {
             "conv1d.weight": (spec.channels, 1, spec.kernel_size),
@@ -97,8 +99,7 @@ class GatedDeltaNet:
         shape = (len(kept), spec.num_value_heads, spec.key_dim, spec.value_dim)
         matrices = kept[:, spec.conv_numbers :].reshape(shape)
         mixed = torch.empty_like(inputs, dtype=torch.float32)
-        result = torch.empty(len(hidden), *shape[1::2], device=hidden.device)
-        new_convs, new_matrices = torch.empty_like(convs), torch.empty_like(matrices)
+        new_convs = torch.empty_like(convs)
         single = slice(0, states.num_decodes)
         starts = states.query_starts
         spans = [
@@ -113,16 +114,25 @@ class GatedDeltaNet:
             window = torch.cat((convs[row], inputs[tokens].float().unsqueeze(0)), dim=1)
             mixed[tokens] = self._convolve(window)[0]
             new_convs[row] = window[:, window.shape[1] - convs.shape[1] :]
-        queries, keys, values = self._heads(mixed)
-        pairs = (queries, keys, values, log_decay, rates)
-        if single.stop:
-            now = (each[single] for each in pairs)
-            result[single], new_matrices[single] = _one_token(matrices[single], *now)
-        for row, tokens in spans:
-            now = (each[tokens] for each in pairs)
-            result[tokens], new_matrices[row] = _many_tokens(matrices[row][0], *now)
-        states.write(self._index, torch.cat((new_convs.flatten(1), new_matrices.flatten(1)), dim=1))
-        normed = F.rms_norm(result, shape[3:], eps=self._eps).to(hidden.dtype)
+        if self._weights.keeps_bits:
+            from exo_engine.kernels.triton import states as kernels
+
+            result, moved = kernels.move(
+                mixed, log_decay, rates, matrices, states.query_starts_on_device
+            )
+        else:
+            pairs = (*self._heads(mixed), log_decay, rates)
+            result = torch.empty(len(hidden), *shape[1::2], device=hidden.device)
+            moved = torch.empty_like(matrices)
+            if single.stop:
+                now = (each[single] for each in pairs)
+                result[single], moved[single] = _one_token(matrices[single], *now)
+            for row, tokens in spans:
+                now = (each[tokens] for each in pairs)
+                result[tokens], moved[row] = _many_tokens(matrices[row][0], *now)
+        states.write(self._index, torch.cat((new_convs.flatten(1), moved.flatten(1)), dim=1))
+        normed = normalise(result, None, self._eps, is_fixed=self._weights.keeps_bits)
+        normed = normed.to(hidden.dtype)
         gate = F.silu(outer_gate.float()).view_as(result)
         gated = (tensors["norm.weight"] * normed).float() * gate
         return self._output(gated.flatten(1).to(hidden.dtype))
@@ -142,6 +152,11 @@ class GatedDeltaNet:
     def _convolve(self, window: Tensor) -> Tensor:
         """Return what each token but the first ones of (S, n, C) makes of itself and those: float32."""
         weight = self._weights.tensors["conv1d.weight"].float()
+        if self._weights.keeps_bits:
+            size = weight.shape[2]
+            num_tokens = window.shape[1] - size + 1
+            parts = (window[:, i : i + num_tokens] * weight[:, 0, i] for i in range(size))
+            return F.silu(sum(parts, start=window.new_zeros(())))
         mixed = F.conv1d(window.transpose(1, 2), weight, groups=len(weight))
         return F.silu(mixed.transpose(1, 2))
 

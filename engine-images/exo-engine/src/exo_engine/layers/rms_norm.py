@@ -10,6 +10,20 @@ from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Stored, is_for_triton
 
 
+def keeps_bits(context: Context) -> bool:
+    """Return whether norms made with this give a row the same bits whatever rows are beside it, on a GPU."""
+    return context.is_fixed and is_for_triton(context.device)
+
+
+def normalise(states: Tensor, weight: Tensor | None, eps: float, *, is_fixed: bool) -> Tensor:
+    """Return states (..., E) normalised, times weight (E,) if there is one; `is_fixed`: see `keeps_bits`."""
+    if is_fixed:
+        from exo_engine.kernels.triton import fixed
+
+        return fixed.normalise(states, weight, eps)
+    return F.rms_norm(states, states.shape[-1:], weight, eps)
+
+
 class RMSNorm(Layer):
     """Zhang and Sennrich 2019 over the last dimension, with a weight per element.
 
@@ -29,16 +43,12 @@ class RMSNorm(Layer):
         self.weight = context.empty(size)
         self.eps = eps
         self._kernels = context.kernels
-        self.keeps_bits = context.is_fixed and is_for_triton(context.device)
+        self.keeps_bits = keeps_bits(context)
         self.slots[f"{name}.weight"] = Slot(Stored((size,)), self.weight.copy_)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return `states` (..., size), normalised."""
-        if self.keeps_bits:
-            from exo_engine.kernels.triton import fixed
-
-            return fixed.normalise(states, self.weight, self.eps)
-        return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+        return normalise(states, self.weight, self.eps, is_fixed=self.keeps_bits)
 
     def add(self, states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return `states + update`, and that normalised; `states` may be overwritten.

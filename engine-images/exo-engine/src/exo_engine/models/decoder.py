@@ -330,10 +330,7 @@ class Decoder:
     @property
     def why_not_fixed(self) -> str:
         """Why a token's bits depend on the tokens beside it, on a GPU; empty where they do not."""
-        spec = self.spec
         names = {type(each).__name__ for each in self.weighted_layers if not each.keeps_bits}
-        if spec.delta is not None or spec.has_value_norm:
-            names.add(type(self.layers[0].mixer).__name__)
         return ", ".join(sorted(names))
 
     @cached_property

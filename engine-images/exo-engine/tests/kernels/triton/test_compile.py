@@ -21,7 +21,7 @@ SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
 SMALL_SHARED = ("sm_86", "sm_89", "sm_120")
 KINDS = {
     *("decode", "verify", "combine", "prefill", "store", "codes", "add", "numbers", "int8", "fp8"),
-    *("fixed", "grouped", "router", "heads", "encode", "norm"),
+    *("fixed", "grouped", "router", "heads", "encode", "norm", "states"),
 }
 WITHOUT_FP8 = ("sm_80", "sm_86", "gfx942")
 """They have no products of e4m3: formats whose inputs become FP8, too, are refused there."""
@@ -68,13 +68,16 @@ def least_read(each: dict, tensor: str, *, is_nvidia: bool) -> int:
     return 16 if is_nvidia else 8  # AMD's waves have 64 threads
 
 
-def compile_for(target: str, cache: Path) -> list[dict]:
-    """Compile all launches; OTHER_TRITON is a folder with another release of Triton."""
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
+
+
+def compile_for(target: str, cache: Path, *options: str) -> list[dict]:
+    """Compile launches; OTHER_TRITON is a folder with another release of Triton."""
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
     if os.environ.get("OTHER_TRITON"):
         environment["PYTHONPATH"] = os.environ["OTHER_TRITON"]
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--compile", target],
+        [sys.executable, str(SCRIPT), "--compile", target, *options],
         capture_output=True,
         text=True,
         check=False,
@@ -85,13 +88,22 @@ def compile_for(target: str, cache: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950"]
-)
-def test_all_kernels_compile_within_bounds(target, tmp_path):
-    kernels = compile_for(target, tmp_path)
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_kernel_compiles_within_bounds(target, tmp_path):
+    """With every setting, for every size of heads; every combination is the next test's."""
+    check(target, compile_for(target, tmp_path, "--few"))
+
+
+@pytest.mark.every_launch
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_launches_compile_within_bounds(target, tmp_path):
+    check(target, compile_for(target, tmp_path))
+
+
+def check(target: str, kernels: list[dict]) -> None:
     of_fp8 = set() if target in WITHOUT_FP8 else {"scaled"}
     assert {each["kind"] for each in kernels} == KINDS | of_fp8
+    assert {each["head_dim"] for each in kernels} == set(MOST_SPILLED)
     for each in kernels:
         where = f"{target}: {each}"
         is_nvidia = target.startswith("sm_")

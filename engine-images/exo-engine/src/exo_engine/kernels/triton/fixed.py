@@ -68,22 +68,23 @@ def plan_heads(inputs: Tensor, weights: Tensor, outputs: Tensor, target: Target)
     return Launch(multiply_rows_of_heads, grid, arguments, warps, stages, fuses=False)
 
 
-def normalise(states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return states (..., E), each row divided by its root mean square and multiplied by weight (E,)."""
+def normalise(states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return states (..., E), each row divided by its root mean square, times weight (E,) if there is one."""
     rows = states.reshape(-1, states.shape[-1]).contiguous()
     outputs = torch.empty_like(rows)
     plan_norm(rows, weight, eps, outputs).run()
     return outputs.view(states.shape)
 
 
-def plan_norm(rows: Tensor, weight: Tensor, eps: float, outputs: Tensor) -> Launch:
+def plan_norm(rows: Tensor, weight: Tensor | None, eps: float, outputs: Tensor) -> Launch:
     """Return what normalises rows (T, E)."""
     size = rows.shape[1]
     arguments = {
         "states": rows,
-        "weight": weight,
+        "weight": rows if weight is None else weight,
         "outputs": outputs,
         "eps": eps,
+        "HAS_WEIGHT": weight is not None,
         "E": size,
         "TILE": tile_of(size, 16),
     }

@@ -9,9 +9,10 @@ import triton.language as tl
 @triton.jit
 def normalise_rows(
     states,  # (T, E), contiguous
-    weight,  # (E,)
+    weight,  # (E,), where there is one
     outputs,  # (T, E)
     eps,
+    HAS_WEIGHT: tl.constexpr,
     E: tl.constexpr,
     TILE: tl.constexpr,  # the power of two that holds E
 ):
@@ -21,6 +22,7 @@ def normalise_rows(
     is_place = places < E
     numbers = tl.load(states + row * E + places, mask=is_place, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / E + eps)
-    weights = tl.load(weight + places, mask=is_place, other=0.0).to(tl.float32)
-    normalised = numbers * factor * weights
+    normalised = numbers * factor
+    if HAS_WEIGHT:
+        normalised *= tl.load(weight + places, mask=is_place, other=0.0).to(tl.float32)
     tl.store(outputs + row * E + places, normalised.to(outputs.dtype.element_ty), mask=is_place)

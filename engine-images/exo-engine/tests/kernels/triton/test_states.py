@@ -1,0 +1,22 @@
+"""States and norms of `--batch-invariant`, under the interpreter, are those of float64."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from attention_cases import CPU
+from product_cases import check_norm, check_states
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_states_are_moved_on(seed: int) -> None:
+    check_states(CPU, seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_are_normalised(seed: int) -> None:
+    check_norm(CPU, seed)
