@@ -41,6 +41,7 @@ BY_ROWS = {
     "add": {"sums"},
     "encode": {"inputs"},
     "norm": {"states", "weight"},
+    "states": {"mixed", "matrices"},
 }
 """Of each kind the tensors whose rows are read; the rest are a number here and there, as tables and scales."""
 
@@ -49,6 +50,8 @@ def rows_of(each: dict) -> set[str]:
     """Return which tensors a kernel reads by rows."""
     if each["kind"] == "grouped":
         return {"inputs", "packed" if "codes" in each["name"] else "weights"}
+    if "no weight" in each["name"]:
+        return {"states"}
     # Of latents the values are in the keys, and queries come turned.
     absent = {"values", *({"queries"} if each["kind"] == "store" else ())}
     return BY_ROWS[each["kind"]] - (absent if each["head_dim"] == 576 else set())
