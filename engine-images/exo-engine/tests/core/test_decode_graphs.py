@@ -308,7 +308,10 @@ PINNED = {
     ("kernels/uploads.py", "to_device", "tensor.pin_memory"),
     ("kernels/uploads.py", "to_device", "torch.from_numpy"),
 }
-AT_THE_START = {  # where matrices lie
+AT_THE_START = {
+    # Pages that ways to attend are tried on:
+    ("attention/triton.py", "fill_blocks", "torch.tensor"),
+    # Where matrices lie:
     ("kernels/triton/codes.py", "of", "torch.tensor"),
     ("kernels/triton/matmul.py", "of", "torch.tensor"),
 }
