@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,8 +127,13 @@ def find_varlen_attn() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    has_pages = {"block_table", "num_splits"} <= inspect.signature(varlen_attn).parameters.keys()
-    return varlen_attn if has_pages else None
+    return varlen_attn if _reads_pages(varlen_attn) else None
+
+
+@cache
+def _reads_pages(function: Callable[..., Any]) -> bool:
+    """Whether a function takes pages; looked at once, as each layer of each step asks for it."""
+    return {"block_table", "num_splits"} <= inspect.signature(function).parameters.keys()
 
 
 def _in_order_of_tokens(numbers: Tensor, pages: Pages) -> Tensor:
