@@ -135,7 +135,6 @@ _RULES = """## How it is graded
 - gpt-oss-120b on one H100 ran with 0.10.2 where it was said to be impossible (a published speed): vLLM's images to 0.11.0
   have FlashInfer, which samples with 14 bytes of a logit, its package has not. A start that does not say what was installed
   has a band that reaches down to that; two refused ones whose tracebacks name a conda environment are marked `package`.
-  With it the share in the band rose from 216 to 218 of 245, and one verdict more is tight.
 - Constants of one family: the padding of gpt-oss's experts and Gemma 4's largest image item, both as vLLM has them.
   That Triton's kernels came to Hopper between 0.11.0 and 0.14.1 was seen on two starts of the graded half.
 
