@@ -8,13 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from exo_engine import pulse
-from exo_engine.frames import ConnectionEnded, FrameSocket
+from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.sampling_params import SamplingParams
 from exo_engine.server import core_link
 from exo_engine.server.core_process import _loop
+from exo_engine.server.messages import pack_request, unpack_stats
 
 from .scripted_core import FakeCore, serving
 
@@ -126,3 +130,40 @@ def test_each_command_that_is_taken_is_progress() -> None:
     with theirs, pytest.raises(ConnectionEnded):
         _loop(link, Taking(), [("abort", ["a"]), ("abort", ["b"]), ("abort", ["c"])])
     assert [each - beats[0] for each in beats] == [0, 1, 2]
+
+
+def test_a_step_that_gives_nothing_yet_is_told_too() -> None:
+    """A long prompt in chunks: the tokens of each are observed for themselves, not as one great step."""
+    told: list[tuple[int, int]] = []
+
+    class Chunked(FakeCore):
+        def __init__(self) -> None:
+            super().__init__([5])
+            self.num_steps = 0
+
+        def step(self) -> list[RequestOutput]:
+            self.num_steps += 1
+            return [] if self.num_steps < 3 else super().step()
+
+        def stats(self) -> EngineStats:
+            return EngineStats(
+                num_steps_total=self.num_steps, computed_tokens_total=8 * self.num_steps
+            )
+
+    class Told:
+        def send(self, kind: str, payload: Any) -> None:
+            outputs, stats = payload
+            told.append((len(outputs), unpack_stats(stats).num_steps_total))
+
+        def receive(self, *, is_waiting: bool) -> list[Message]:
+            if is_waiting:
+                raise ConnectionEnded
+            return []
+
+        def wait_beside(self, sockets: object) -> None:
+            """Nothing more comes."""
+
+    request = EngineRequest("a", (1, 2), SamplingParams())
+    with pytest.raises(ConnectionEnded):
+        _loop(cast(FrameSocket, Told()), Chunked(), [("add", pack_request(request))])
+    assert told == [(0, 1), (0, 2), (1, 3)]

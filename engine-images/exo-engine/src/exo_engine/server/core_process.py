@@ -133,11 +133,11 @@ def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
         for message in messages:  # each is progress: thousands of long texts take seconds
             refused += _apply(core, [message])
             pulse.OWN.count_commands(1)
-        outputs, is_idle = [], False
-        if core.has_unfinished_requests():
+        outputs = []
+        if has_stepped := core.has_unfinished_requests():
             outputs = [pack_output(output, _refusal_of(output)) for output in core.step()]
-            is_idle = not core.has_unfinished_requests()
-        if messages or outputs or is_idle:
+        # Also of a chunk of a prompt, which gives nothing yet: what a step computed is observed per step.
+        if messages or has_stepped:
             link.send("step", [refused + outputs, pack(core.stats())])
         is_waiting = not core.has_unfinished_requests()
         if is_waiting:
