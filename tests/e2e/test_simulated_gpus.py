@@ -6,7 +6,9 @@ figures that are compared with the planner's come from the engine's log and from
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ import openai
 import pytest
 
 from exo_inference.planner import Plan, find_gpu, find_model, plan
+from exo_inference.platforms.local.health import read_metrics
 from tests.planner.flags import settings_of
 
 from .conftest import Stack, processes_of, run_exo, start_stack
@@ -247,7 +250,8 @@ def test_requests_beyond_the_capacity_wait_for_their_turn(fast: Stack) -> None:
     assert planned(1, flags).max_concurrency < 2
     with deployed(fast, 1, flags) as (_, client):
         prompts = [f"{number} " + "what is a key " * 12000 for number in range(3)]
-        tokens = client.completions.create(model=MINISTRAL, prompt=prompts[0], max_tokens=1).usage
+        counted = "counted " + "what is a key " * 12000
+        tokens = client.completions.create(model=MINISTRAL, prompt=counted, max_tokens=1).usage
         assert tokens is not None
         assert planned(1, flags).kv_capacity_tokens / 2 < tokens.prompt_tokens < 60000
         before = num_steps(fast)
@@ -261,9 +265,11 @@ def test_requests_beyond_the_capacity_wait_for_their_turn(fast: Stack) -> None:
 
 
 def num_steps(stack: Stack) -> float:
-    """Return how many steps the only engine has made."""
-    page = json.loads(stack.exo("metrics", "-O", "json").stdout)
-    (count,) = (
-        each["value"] for each in page if each["name"] == "vllm:iteration_tokens_total_count"
-    )
-    return count
+    """Return how many steps the only engine has made; `exo metrics` keeps a page for a second."""
+    (directory,) = {
+        path.parent for path in (stack.state_dir / "replicas").glob("[!.]*/process.json")
+    }
+    page = asyncio.run(read_metrics(directory, 10))
+    assert page is not None
+    (count,) = re.findall(rb"^vllm:iteration_tokens_total_count\{.*\} (\S+)$", page, re.MULTILINE)
+    return float(count)

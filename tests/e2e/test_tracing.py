@@ -44,7 +44,12 @@ async def test_one_trace_shows_where_a_request_waited(tmp_path: Path) -> None:
                 key = await client.deployments.reveal_api_key(uid)
             answer = httpx.post(
                 f"{deployment.deployment_url}/completions",
-                json={"model": "exo/tiny-chat", "prompt": "Hello", "max_tokens": 5},
+                json={
+                    "model": "exo/tiny-chat",
+                    "prompt": "Hello",
+                    "max_tokens": 5,
+                    "ignore_eos": True,
+                },
                 headers={
                     "Authorization": f"Bearer {key}",
                     "traceparent": f"00-{TRACE}-{CLIENT}-01",
