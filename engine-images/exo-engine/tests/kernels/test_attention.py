@@ -172,6 +172,17 @@ def test_a_token_has_the_same_bits_alone_and_in_any_step(
             assert torch.equal(case.attend_alone(kernels, index, token), together[row])
 
 
+def test_numbers_of_all_sizes_have_the_same_bits_alone_and_in_any_step(kernels: Kernels) -> None:
+    """Those smaller than normal ones too, which some instructions take for zero."""
+    case = Case((2, 2), 80, 16, [(300, 60)])
+    for numbers in (case.queries, case.keys.numbers, case.values.numbers):
+        numbers *= torch.pow(2.0, torch.randint(-140, 4, numbers.shape)).to(torch.bfloat16)
+    together = case.attend(kernels)
+    assert together.isfinite().all()
+    for token in range(0, 60, 7):
+        assert torch.equal(case.attend_alone(kernels, 0, token), together[token])
+
+
 def test_bits_do_not_depend_on_the_number_of_threads(kernels: Kernels, stored: torch.dtype) -> None:
     case = Case((3, 1), 16, 16, [(3000, 1), (600, 1), (1025, 2)], stored=stored)
     kernels.set_num_threads(1)

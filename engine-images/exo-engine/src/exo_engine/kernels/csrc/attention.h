@@ -1,6 +1,6 @@
 // Attention over paged keys and values (pages.h), read in place, for decoding and for prompts alike.
 //
-// Work is cut into tiles of up to 8 query rows of one key/value head (its query heads, of one or several
+// Work is cut into tiles of up to 8 query rows (16 with AMX) of one key/value head (its query heads, of one or several
 // tokens) and, along the context, into segments at fixed places (segment.h). A row's arithmetic depends on its
 // own position alone: not on who shares its tile, on threads, or on whether its token came in a prompt, in a
 // chunk of one, or alone.
@@ -10,7 +10,11 @@
 
 #include <stdlib.h>
 
-#include "segment.h"
+#if defined(__AMX_TILE__)
+#include "segment_tiles.h"
+#else
+#include "segment_vectors.h"
+#endif
 
 namespace {
 
