@@ -51,7 +51,7 @@ inline void store_all(char* to, long stride) {
   if constexpr (Sum + 1 < Sums) store_all<Sums, Sum + 1>(to, stride);
 }
 
-// Where the keys or the values of a block's vectors of tokens are as bf16, and the bytes from a row of pairs to the next.
+// Where keys or values of a block's vectors of tokens are as bf16, and the bytes from a row of pairs to the next.
 struct WideNumbers {
   const char* from[kBlockVectors];
   long stride;
@@ -158,10 +158,10 @@ inline void with_count(int count, const Body& body) {
   }
 }
 
-// One or two rows do not fill a tile. Vectors do the same arithmetic: of each step of a tile, the sum of the first
-// numbers of pairs and that of the second ones, each rounded at every product, then added to the sum so far; numbers
-// smaller than normal ones are zero.
-constexpr int kVectorRows = 2;
+// A few rows fill no tile, and wait for memory: vectors do the same arithmetic, without the tiles that threads of a
+// core share. Of each step of a tile they make the sum of the first numbers of pairs and that of the second ones, each
+// rounded at every product, and add both to the sum so far; numbers smaller than normal ones are zero.
+constexpr int kVectorRows = 4;
 
 class SmallAreZero {
  public:
@@ -172,86 +172,113 @@ class SmallAreZero {
   unsigned before_;
 };
 
-// What one step of a tile adds to sums (Rows, Vectors): rows' pairs [pair, past) times numbers from[v], `stride` from a
+// What one step of a tile adds to sums (Rows, Vectors): numbers of rows[r] times those of from[v], `stride` from one
 // pair's to the next.
 template <int Rows, int Vectors, long Steps, class Number>
-inline void add_step(const Bf16* const* rows, const Number* const* from, const Number* const* ahead, long stride,
+inline void add_step(const float* const* rows, const Number* const* from, const Number* const* ahead, long stride,
                      Floats (*sums)[Vectors]) {
   Floats firsts[Rows][Vectors] = {}, seconds[Rows][Vectors] = {};
   for (long pair = 0; pair < Steps; pair++)
     for (int v = 0; v < Vectors; v++) {
       const Pairs column = load_pairs(from[v] + pair * stride);
       __builtin_prefetch(ahead[v] + pair * stride);
+      const Floats first = (Floats)(column << 16), second = (Floats)(column & 0xffff0000u);
       for (int r = 0; r < Rows; r++) {
-        const Pairs row = splat_pair(rows[r] + pair * 2);
-        firsts[r][v] = multiply_add((Floats)(row << 16), (Floats)(column << 16), firsts[r][v]);
-        seconds[r][v] =
-            multiply_add((Floats)(row & 0xffff0000u), (Floats)(column & 0xffff0000u), seconds[r][v]);
+        firsts[r][v] = multiply_add(splat(rows[r][pair * 2]), first, firsts[r][v]);
+        seconds[r][v] = multiply_add(splat(rows[r][pair * 2 + 1]), second, seconds[r][v]);
       }
     }
   for (int r = 0; r < Rows; r++)
     for (int v = 0; v < Vectors; v++) sums[r][v] += firsts[r][v] + seconds[r][v];
 }
 
-template <int Rows, int Vectors, class Number>
-void multiply_keys_of_few(const AttentionCall& call, const Bf16 (*queries)[kMaxHeadDim],
-                          const BlockPages<Number>& pages, const BlockPages<Number>& next, int first,
+// Rows (count, size) of bf16 as float32.
+template <int Size>
+inline void widen_rows(const Bf16 (*rows)[Size], int count, int size, float (*floats)[Size]) {
+  for (int r = 0; r < count; r++)
+    for (int i = 0; i < size; i += kLanes) store(floats[r] + i, widen(load<Bf16s>(rows[r] + i)));
+}
+
+// Calls body.operator()<Vectors>(first vector) for vectors [first, past), as many at once as registers hold.
+template <int Rows, class Body>
+inline void for_vectors(int first, int past, const Body& body) {
+  constexpr int kWide = Rows <= 3 ? 4 : 2;
+  for (; first + kWide <= past; first += kWide) body.template operator()<kWide>(first);
+  for (; first < past; first++) body.template operator()<1>(first);
+}
+
+template <int Rows, class Number>
+void multiply_keys_of_few(const AttentionCall& call, const float (*queries)[kMaxHeadDim],
+                          const BlockPages<Number>& pages, const BlockPages<Number>& next, int first, int past,
                           Floats (*logits)[kBlockVectors]) {
   const SmallAreZero small_are_zero;
   const long pairs = call.pages.head_dim / 2, stride = call.pages.page_size * 2;
-  Floats sums[Rows][Vectors] = {};
-  for (long pair = 0; pair < pairs; pair += kTileStep) {
-    const Bf16* rows[Rows];
-    const Number *from[Vectors], *ahead[Vectors];
-    for (int r = 0; r < Rows; r++) rows[r] = queries[r] + pair * 2;
-    for (int v = 0; v < Vectors; v++)
-      from[v] = pages.keys[first + v] + pair * stride, ahead[v] = next.keys[first + v] + pair * stride;
-    if (pair + kTileStep <= pairs)
-      add_step<Rows, Vectors, kTileStep>(rows, from, ahead, stride, sums);
-    else
-      add_step<Rows, Vectors, kHalfStep>(rows, from, ahead, stride, sums);
-  }
-  for (int r = 0; r < Rows; r++)
-    for (int v = 0; v < Vectors; v++) logits[r][first + v] = sums[r][v];
+  for_vectors<Rows>(first, past, [&]<int Vectors>(int vector) {
+    Floats sums[Rows][Vectors] = {};
+    for (long pair = 0; pair < pairs; pair += kTileStep) {
+      const float* rows[Rows];
+      const Number *from[Vectors], *ahead[Vectors];
+      for (int r = 0; r < Rows; r++) rows[r] = queries[r] + pair * 2;
+      for (int v = 0; v < Vectors; v++) {
+        from[v] = pages.keys[vector + v] + pair * stride;
+        ahead[v] = next.keys[vector + v] + pair * stride;
+      }
+      if (pair + kTileStep <= pairs)
+        add_step<Rows, Vectors, kTileStep>(rows, from, ahead, stride, sums);
+      else
+        add_step<Rows, Vectors, kHalfStep>(rows, from, ahead, stride, sums);
+    }
+    for (int r = 0; r < Rows; r++)
+      for (int v = 0; v < Vectors; v++) logits[r][vector + v] = sums[r][v];
+  });
 }
 
-template <int Rows, int Vectors, class Number>
+template <int Rows, class Number>
 void add_values_of_few(const AttentionCall& call, const Bf16 (*weights)[kBlockTokens],
-                       const BlockPages<Number>& pages, const BlockPages<Number>& next, int first, int past, int dim,
+                       const BlockPages<Number>& pages, const BlockPages<Number>& next, int first, int past,
                        Partial& partial) {
   const SmallAreZero small_are_zero;
-  Floats sums[Rows][Vectors];
-  for (int r = 0; r < Rows; r++)
-    for (int d = 0; d < Vectors; d++) sums[r][d] = load<Floats>(partial.weighted[r] + dim + d * kLanes);
-  for (int v = first; v < past; v++) {
-    const Bf16* rows[Rows];
-    const Number *from[Vectors], *ahead[Vectors];
-    for (int r = 0; r < Rows; r++) rows[r] = weights[r] + v * kLanes;
-    for (int d = 0; d < Vectors; d++) {
-      const long at = (dim + d * kLanes) * 2;
-      from[d] = pages.values[v] + at, ahead[d] = next.values[v] + at;
+  alignas(64) float floats[Rows][kBlockTokens];
+  widen_rows(weights, Rows, past * kLanes, floats);
+  for_vectors<Rows>(0, call.pages.head_dim / kLanes, [&]<int Vectors>(int vector) {
+    const long at = vector * kLanes;
+    Floats sums[Rows][Vectors];
+    for (int r = 0; r < Rows; r++)
+      for (int d = 0; d < Vectors; d++) sums[r][d] = load<Floats>(partial.weighted[r] + at + d * kLanes);
+    for (int v = first; v < past; v++) {
+      const float* rows[Rows];
+      const Number *from[Vectors], *ahead[Vectors];
+      for (int r = 0; r < Rows; r++) rows[r] = floats[r] + v * kLanes;
+      for (int d = 0; d < Vectors; d++) {
+        from[d] = pages.values[v] + (at + d * kLanes) * 2;
+        ahead[d] = next.values[v] + (at + d * kLanes) * 2;
+      }
+      add_step<Rows, Vectors, kHalfStep>(rows, from, ahead, call.pages.head_dim * 2L, sums);
     }
-    add_step<Rows, Vectors, kHalfStep>(rows, from, ahead, call.pages.head_dim * 2L, sums);
-  }
-  for (int r = 0; r < Rows; r++)
-    for (int d = 0; d < Vectors; d++) store(partial.weighted[r] + dim + d * kLanes, sums[r][d]);
+    for (int r = 0; r < Rows; r++)
+      for (int d = 0; d < Vectors; d++) store(partial.weighted[r] + at + d * kLanes, sums[r][d]);
+  });
 }
 
 template <class Number>
 void attend_block(const AttentionCall& call, const Row* rows, int count, const Bf16 (*queries)[kMaxHeadDim],
-                  const BlockPages<Number>& pages, const BlockPages<Number>& next, long position, int first, int past,
-                  bool is_whole, Floats* totals, Partial& partial) {
+                  const float (*few_queries)[kMaxHeadDim], const BlockPages<Number>& pages,
+                  const BlockPages<Number>& next, long position, int first, int past, bool is_whole, Floats* totals,
+                  Partial& partial) {
   const int head_dim = call.pages.head_dim;
   WideRoom<Number> room;
   Floats logits[kTileRows][kBlockVectors];
   alignas(64) Bf16 weights[kTileRows][kBlockTokens];
-  with_count(past - first, [&]<int Vectors>() {
-    if (count == 1) return multiply_keys_of_few<1, Vectors>(call, queries, pages, next, first, logits);
-    if (count == 2) return multiply_keys_of_few<2, Vectors>(call, queries, pages, next, first, logits);
-    const WideNumbers keys = widen_keys(call, pages, first, past, room);
-    finish_stores();
-    multiply_keys<Vectors>(call, queries, keys, next, first, logits);
-  });
+  if (count <= kVectorRows)
+    with_count(count, [&]<int Rows>() {
+      multiply_keys_of_few<Rows>(call, few_queries, pages, next, first, past, logits);
+    });
+  else
+    with_count(past - first, [&]<int Vectors>() {
+      const WideNumbers keys = widen_keys(call, pages, first, past, room);
+      finish_stores();
+      multiply_keys<Vectors>(call, queries, keys, next, first, logits);
+    });
   if constexpr (kScaleNumbers<Number> > 0)
     for (int v = first; v < past; v++)
       __builtin_prefetch(next.key_scales[v]), __builtin_prefetch(next.value_scales[v]);
@@ -268,13 +295,14 @@ void attend_block(const AttentionCall& call, const Row* rows, int count, const B
     for (int dim = 0; dim < head_dim; dim += kLanes)
       store(partial.weighted[r] + dim, load<Floats>(partial.weighted[r] + dim) * shrink);
   }
-  WideNumbers values;
-  if (count > kVectorRows) values = widen_values(call, pages, first, past, room);
+  if (count <= kVectorRows)
+    return with_count(count, [&]<int Rows>() {
+      add_values_of_few<Rows>(call, weights, pages, next, first, past, partial);
+    });
+  const WideNumbers values = widen_values(call, pages, first, past, room);
   finish_stores();
   for (int dim = 0; dim < head_dim; dim += 4 * kLanes)
     with_count((head_dim - dim) / kLanes, [&]<int Vectors>() {
-      if (count == 1) return add_values_of_few<1, Vectors>(call, weights, pages, next, first, past, dim, partial);
-      if (count == 2) return add_values_of_few<2, Vectors>(call, weights, pages, next, first, past, dim, partial);
       add_values<Vectors>(weights, values, next, first, past, dim, partial);
     });
 }
@@ -283,15 +311,20 @@ template <class Number>
 void attend_rows(int count, const AttentionCall& call, const Row* rows, const int32_t* table, int head, long segment,
                  long context, Partial& partial) {
   alignas(64) Bf16 queries[kTileRows][kMaxHeadDim];
+  alignas(64) float few_queries[kVectorRows][kMaxHeadDim];
   Floats totals[kTileRows] = {};
   for (int r = 0; r < count; r++) memcpy(queries[r], rows[r].query, sizeof(Bf16) * call.pages.head_dim);
   begin(partial, count, call.pages.head_dim);
-  if (count > kVectorRows) shape_attention_tiles(count);
+  if (count > kVectorRows)
+    shape_attention_tiles(count);
+  else
+    widen_rows(queries, count, call.pages.head_dim, few_queries);
   for_each_block<Number>(
       call, rows, count, table, head, segment, context,
       [&](const BlockPages<Number>& pages, const BlockPages<Number>& next, long position, int first, int past,
           bool is_whole) {
-        attend_block<Number>(call, rows, count, queries, pages, next, position, first, past, is_whole, totals, partial);
+        attend_block<Number>(call, rows, count, queries, few_queries, pages, next, position, first, past, is_whole,
+                             totals, partial);
       });
   if (count > kVectorRows) release_tiles();
   for (int r = 0; r < count; r++) partial.total[r] = sum(totals[r]);
