@@ -22,7 +22,7 @@ inline void shape_attention_tiles(int count) {
     shapes.row_bytes[tile] = tile == kHalfRows ? kTileRowBytes / 2 : kTileRowBytes;
     shapes.rows[tile] = (uint8_t)(tile == kWholeNumbers ? kMaxTileRows : tile == kHalfNumbers ? kHalfStep : count);
   }
-  asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+  use_shapes(shapes);
 }
 
 // Adds rows times numbers to sums [0, Sums); each one's numbers begin at from[Sum] + offset.
@@ -31,12 +31,6 @@ inline void add_to_sums(const char* const* from, long offset, long stride) {
   load_tile<Numbers>(from[Sum] + offset, stride);
   add_tile_products<TileNumbers::kBf16, Sum, Rows, Numbers>();
   if constexpr (Sum + 1 < Sums) add_to_sums<Rows, Numbers, Sums, Sum + 1>(from, offset, stride);
-}
-
-template <int Sums, int Sum = 0>
-inline void clear_all() {
-  clear_tile<Sum>();
-  if constexpr (Sum + 1 < Sums) clear_all<Sums, Sum + 1>();
 }
 
 template <int Sums, int Sum = 0>
@@ -110,7 +104,7 @@ void multiply_keys(const AttentionCall& call, const Bf16 (*queries)[kMaxHeadDim]
   const char *rows = (const char*)queries, *from[Vectors];
   for (int v = 0; v < Vectors; v++) from[v] = keys.from[first + v];
   const long pairs = call.pages.head_dim / 2, next_stride = call.pages.page_size * 2;
-  clear_all<Vectors>();
+  clear_sums<1, Vectors>();
   long pair = 0;
   for (; pair + kTileStep <= pairs; pair += kTileStep) {
     for (int v = 0; v < Vectors; v++) fetch(next.keys[first + v] + pair * next_stride, kTileStep, next_stride);

@@ -28,6 +28,8 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
+inline void use_shapes(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+
 // Shapes the registers for up to 32 rows of inputs. Whoever does it ends with `release_tiles`: else each switch
 // between threads would store and load 8 kB.
 inline void shape_tiles(long rows) {
@@ -39,7 +41,7 @@ inline void shape_tiles(long rows) {
     shapes.row_bytes[tile] = kTileRowBytes;
     shapes.rows[tile] = (uint8_t)of_tiles[tile];
   }
-  asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+  use_shapes(shapes);
 }
 
 inline void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
