@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from exo_engine.openmp import shorten_spinning
+
 if TYPE_CHECKING:
     from exo_engine.llm import LLM, Completion
     from exo_engine.sampling_params import SamplingParams
@@ -22,6 +24,9 @@ _MODULES = {
     "Completion": "exo_engine.llm",
     "SamplingParams": "exo_engine.sampling_params",
 }
+
+
+shorten_spinning()  # before PyTorch is imported
 
 
 def __getattr__(name: str) -> Any:

@@ -74,8 +74,9 @@ def measure(
     dtype = torch.bfloat16 if has_bfloat16() else torch.float32
     operations, spreads = {}, []
     for name, kind in (("plain", PLAIN), ("int8", "int8"), ("int4", "int4")):
-        matrix = _matrix(kind, _OUTPUTS, dtype)
-        times = _times(lambda: matrix.multiply(_inputs(rows, dtype), None), tries)  # noqa: B023
+        # Made before: what PyTorch's threads do after one of its operations would be measured, too.
+        matrix, inputs = _matrix(kind, _OUTPUTS, dtype), _inputs(rows, dtype)
+        times = _times(lambda: matrix.multiply(inputs, None), tries)  # noqa: B023
         operations[name] = 2.0 * rows * _OUTPUTS * _INPUTS / min(times)
         spreads.append(_spread(times))
     outputs = max(1, read_bytes // (_INPUTS * dtype.itemsize))

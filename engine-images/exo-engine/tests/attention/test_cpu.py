@@ -14,7 +14,8 @@ from exo_engine.attention.layer import AttentionLayer, Reach
 from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
 from exo_engine.attention.reference import ReferenceAttention
 from exo_engine.errors import ConfigurationError
-from exo_engine.kernels.library import VARIABLE, available_paths
+from exo_engine.kernels import VARIABLE
+from exo_engine.kernels.library import available_paths
 from exo_engine.layers.rope import Rotation, rotate
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 16

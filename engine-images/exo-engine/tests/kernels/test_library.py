@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from exo_engine.errors import ConfigurationError
-from exo_engine.kernels import library
+from exo_engine.kernels import LIBRARY, VARIABLE, library
 
 
 def test_the_best_path_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     paths = library.available_paths()
     if not paths:
         pytest.skip("the package was built without a compiler")
@@ -26,16 +26,16 @@ def test_the_best_path_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch
 
 def test_a_path_can_be_forced_and_all_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in library.available_paths():
-        monkeypatch.setenv(library.VARIABLE, path)
+        monkeypatch.setenv(VARIABLE, path)
         chosen = library.chosen_kernels()
         assert chosen is not None
         assert chosen.path == path
-    monkeypatch.setenv(library.VARIABLE, "off")
+    monkeypatch.setenv(VARIABLE, "off")
     assert library.chosen_kernels() is None
 
 
 def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.VARIABLE, "avx9000")
+    monkeypatch.setenv(VARIABLE, "avx9000")
     with pytest.raises(ConfigurationError, match="EXO_ENGINE_CPU_KERNELS is 'avx9000'"):
         library.chosen_kernels()
 
@@ -44,8 +44,8 @@ def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
 def test_without_the_library_pytorch_computes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_damaged: bool
 ) -> None:
-    monkeypatch.delenv(library.VARIABLE, raising=False)
-    monkeypatch.setattr(library, "_LIBRARY", tmp_path / "libexo_kernels.so")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libexo_kernels.so")
     if is_damaged:
         (tmp_path / "libexo_kernels.so").write_bytes(b"\x7fELF of something else")
     library._load_library.cache_clear()
@@ -60,7 +60,7 @@ def test_kernels_of_other_sources_are_not_called(
 ) -> None:
     if not library.available_paths():
         pytest.skip("the package was built without a compiler")
-    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(library, "_INTERFACE", -1)
     library._load_library.cache_clear()
     try:
@@ -95,7 +95,7 @@ print(library.exo_refused().decode(), library.exo_path(0).decode())
 def test_a_process_that_is_refused_tiles_takes_the_next_path() -> None:
     if "amx" not in library.available_paths():
         pytest.skip("this machine or build has no AMX")
-    command = [sys.executable, "-S", "-c", _WITH_A_SMALL_STACK, str(library._LIBRARY)]
+    command = [sys.executable, "-S", "-c", _WITH_A_SMALL_STACK, str(LIBRARY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.stderr.strip() == "skip":
         pytest.skip("this system takes no stack that is too small for tiles")

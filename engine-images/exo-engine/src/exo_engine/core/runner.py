@@ -253,7 +253,7 @@ class ModelRunner:
         return None if place is None else self._graphs.run(place, inputs)
 
     def _logits_of(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        return self._decoder.logits(hidden[rows])
+        return self._decoder.logits(hidden.index_select(0, rows))
 
     def _choose_decoded(
         self, num_samples: Ints, inputs: BatchInputs, decoded: Decoded

@@ -4,3 +4,11 @@
 the set of instructions; the other files call it with tensors and check what they are given. Weight
 formats and the CPU attention backend use them; without the library these compute with PyTorch.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+VARIABLE = "EXO_ENGINE_CPU_KERNELS"
+"""Names the instructions that the kernels run on, or `off`."""
+LIBRARY = Path(__file__).with_name("libexo_kernels.so")

@@ -10,22 +10,20 @@ import logging
 import os
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from exo_engine import pulse
 from exo_engine.errors import ConfigurationError
+from exo_engine.kernels import LIBRARY, VARIABLE
 
 logger = logging.getLogger(__name__)
 
 PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
-VARIABLE = "EXO_ENGINE_CPU_KERNELS"
 _INTERFACE = 9
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
-_LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
@@ -241,10 +239,10 @@ def kernels_for(dtype: torch.dtype, device: torch.device) -> Kernels | None:
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    if not _LIBRARY.exists():
+    if not LIBRARY.exists():
         return None
     try:
-        library = ctypes.CDLL(str(_LIBRARY))
+        library = ctypes.CDLL(str(LIBRARY))
     except OSError as exc:  # damaged, or of another kind of machine
         logger.warning("cannot load the CPU kernels, so PyTorch computes: %s", exc)
         return None
