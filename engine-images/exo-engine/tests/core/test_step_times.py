@@ -165,6 +165,48 @@ def test_a_long_prompt_and_others_beside_it_keep_their_shares(cost, warm):
     assert waited <= 3 * first_token_alone(cost, 2000)
 
 
+def beside(cost: Cost, *prompts: int) -> tuple[list[float], list[float]]:
+    """Return what prompts that come at once wait for, and the gaps of eight others meanwhile in steps without prompts."""
+    run = Run(cost)
+    others = [f"other {index}" for index in range(8)]
+    for name in others:
+        run.add(name, 50, 4000)
+    run.step_until(others[-1], 80)
+    alone = statistics.median(run.gaps(others[:1], 0.0, run.clock.now())[-40:])
+    run.add("first", 300, 1)  # so that a token's time is known
+    run.step_until("first", 1)
+    begin, names = run.clock.now(), [f"prompt {index}" for index in range(len(prompts))]
+    for name, length in zip(names, prompts, strict=True):
+        run.add(name, length, 1)
+    for name in names:
+        run.step_until(name, 1)
+    waits = [run.moments[name][1] - begin for name in names]
+    return waits, [gap / alone for gap in run.gaps(others, begin, run.clock.now())]
+
+
+def test_a_short_prompt_is_computed_in_a_few_longer_steps():
+    cost = Cost(step=0.03, token=0.0005)
+    (wait,), gaps = beside(cost, 300)
+    assert wait < 2 * first_token_alone(cost, 300)
+    assert max(gaps) <= 5.1
+    assert len(gaps) <= 8 * 3
+
+
+def test_prompts_that_wait_for_each_other_get_more_of_the_time():
+    """Four together take three times as long as one; and nobody's next token takes more than five times as long."""
+    cost = Cost(step=0.03, token=0.0015)
+    (one,), usual = beside(cost, 1500)
+    waits, gaps = beside(cost, *[1500] * 4)
+    assert statistics.median(usual) <= 2
+    assert max(gaps) <= 5.1
+    assert max(waits) < 3.1 * one
+
+
+def test_the_last_of_them_is_computed_as_one_is():
+    _, gaps = beside(Cost(step=0.03, token=0.0015), 200, 1500)
+    assert statistics.median(gaps) <= 2
+
+
 def test_a_prompt_alone_takes_the_whole_budget():
     run = Run()
     run.add("long", 2000, 1)

@@ -1,11 +1,14 @@
 """How many prompt tokens fit into a step beside answers in progress, from how long steps took.
 
 On a CPU the time of a step grows with its tokens, so any fixed number of them is too many for one model
-and too few for another. Two promises are kept to those who are being answered: half of their tokens come in
-twice the time of a step without prompts, and all but one in a hundred in three times that. So a step with
-prompt tokens aims at a little below twice, and lower where steps have lately taken so much longer than
-they were expected to that the second promise would be broken. A prompt gets nearly half of the time. No
-clock: times are told.
+and too few for another. Two promises are kept to those who are being answered beside a long prompt: half of their
+tokens come in twice the time of a step without prompts, and all but one in a hundred in three times that. So a step
+with prompt tokens aims at a little below twice, and lower where steps have lately taken so much longer than
+they were expected to that the second promise would be broken. A prompt gets nearly half of the time. Where several
+wait, each adds the time of a step without prompts, up to five times that: somebody waits for their first tokens, too.
+So it is for a short prompt, for which a few such steps have room: others wait for it a few times only.
+
+No clock: times are told.
 
 What a step takes without prompts is measured, not guessed: by such steps as they come, and where
 prompts leave none for a while, by one step in `_STALE_AFTER` that leaves prompts out.
@@ -20,6 +23,10 @@ from dataclasses import dataclass, field
 
 _USUAL, _MOST = 2.0, 3.0
 """Promised: how many times longer others wait, half of the time and all but a hundredth of it."""
+_LONGEST = 5.0
+"""How many times longer a step may be for short prompts, or where several wait."""
+_FEW_STEPS = 3
+"""Of that length, in which a short prompt is computed."""
 _MARGIN = 0.03
 """Of the first promise, since medians of noisy times are compared."""
 _LEAST_STRETCH = 1.5
@@ -59,6 +66,7 @@ class StepTimes:
         self._per_token = _Kept()
         self._alone_per_token = 0.0
         self._last_tokens = _LEAST_TOKENS
+        self._sizes: deque[int] = deque(maxlen=_NUM_KEPT)
         self._left_over = 0.0
         self._excesses: deque[float] = deque(maxlen=_NUM_EXCESSES)
 
@@ -81,16 +89,33 @@ class StepTimes:
         elif num_prompt_tokens >= _LEAST_TOKENS:
             self._take_mixed(num_decodes, num_prompt_tokens, seconds)
 
-    def most_prompt_tokens(self, num_decodes: int) -> int:
+    def most_short_tokens(self, num_decodes: int) -> int:
+        """Return how many may join a step in which a prompt is short; see `most_prompt_tokens`."""
+        seconds = self._seconds_without_prompts(num_decodes)
+        if seconds is None:
+            return 0
+        per_token = self._seconds_per_token()
+        most = 2.0 * max(self._sizes, default=_LEAST_TOKENS)
+        if per_token > 0:
+            fitting = max((_LONGEST - 1) * seconds, _SHORT_STEP_SECONDS) / per_token
+            most = min(fitting, most) if self._sizes else fitting
+        return max(int(most), _LEAST_TOKENS)
+
+    def is_short(self, num_tokens: int, num_decodes: int) -> bool:
+        """Whether others need not be spared a prompt of so many tokens."""
+        return num_tokens <= _FEW_STEPS * self.most_short_tokens(num_decodes)
+
+    def most_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
         """Return how many may join a step; 0: none, so that it can be measured without any.
 
         Args:
             num_decodes: tokens of sequences being answered in the step, at least 1.
+            num_prompts: prompts that are under way or wait.
         """
         seconds = self._seconds_without_prompts(num_decodes)
         if seconds is None:
             return 0
-        usual, most = self._longest(seconds)
+        usual, most = self._longest(seconds, 1.0 + num_prompts)
         per_token = self._seconds_per_token()
         fitting = 2.0 * self._last_tokens
         if per_token > 0:
@@ -101,14 +126,18 @@ class StepTimes:
         self._left_over = fitting % 1.0
         return max(int(fitting), _LEAST_TOKENS)
 
-    def _longest(self, seconds: float) -> tuple[float, float]:
-        """Return how long a step may be on average, and ever, that takes `seconds` without prompts."""
+    def _longest(self, seconds: float, stretch: float) -> tuple[float, float]:
+        """Return how long a step may be on average, and ever, that takes `seconds` without prompts.
+
+        `stretch`: how many times longer it would be if each prompt had as much time as all answers.
+        """
         least = max(_LEAST_STRETCH * seconds, _SHORT_STEP_SECONDS)
-        usual = max(_USUAL * (1 - _MARGIN) * seconds, least)
+        stretch = min(max(_USUAL, stretch), _LONGEST)
+        usual = max(stretch * (1 - _MARGIN) * seconds, least)
         excess = self._excess()
         if len(self._excesses) < _ENOUGH_EXCESSES:
             excess = max(excess, _UNKNOWN_EXCESS * seconds)
-        return usual, max(_MOST * seconds - excess, least)
+        return usual, max(_MOST / _USUAL * stretch * seconds - excess, least)
 
     def _excess(self) -> float:
         """Return by how much rare steps have taken longer than was expected."""
@@ -128,6 +157,7 @@ class StepTimes:
         if alone is not None:
             self._per_token.times.append(max(0.0, seconds - alone) / num_prompt_tokens)
             self._last_tokens = num_prompt_tokens
+            self._sizes.append(num_prompt_tokens)
 
     def _seconds_per_token(self) -> float:
         """Return what counts for the next step; cost grows with what a prompt looks back at."""

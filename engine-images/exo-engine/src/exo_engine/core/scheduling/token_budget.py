@@ -46,11 +46,12 @@ class TokenBudget:
         self.limits = limits
         self._blocks = blocks
         self._times = times
-        self._num_prompts = 1
+        self._num_prompts = self._num_sharing = 1
 
     def begin(self, num_prompts: int) -> None:
         """Begin a step in which so many prompts would have a part."""
-        self._num_prompts = min(num_prompts, self.limits.max_partial_prefills or 1)
+        self._num_prompts = num_prompts
+        self._num_sharing = min(num_prompts, self.limits.max_partial_prefills or 1)
 
     def affordable(self, sequence: Sequence, step: ScheduledStep) -> int:
         """Return how many of a sequence's tokens the step can compute."""
@@ -58,7 +59,7 @@ class TokenBudget:
         if sequence.num_uncomputed > left and not self.limits.enable_chunked_prefill:
             return 0
         if sequence.num_uncomputed > 1:
-            left = self._share_of_prompt(left, step)
+            left = self._share_of_prompt(sequence, left, step)
         num_tokens = min(sequence.num_uncomputed + len(sequence.proposed), left)
         return self._cut_for_states(sequence, num_tokens)
 
@@ -78,13 +79,21 @@ class TokenBudget:
         threshold = self.limits.long_prefill_tokens
         return threshold is not None and len(sequence.token_ids) > threshold
 
-    def _share_of_prompt(self, left: int, step: ScheduledStep) -> int:
+    def _share_of_prompt(self, sequence: Sequence, left: int, step: ScheduledStep) -> int:
         if self._times is not None and step.num_decode_tokens > 0:
-            most = self._times.most_prompt_tokens(step.num_decode_tokens)
+            most = self._most_of_prompts(sequence, step.num_decode_tokens, self._times)
             left = max(0, min(left, most - step.num_prompt_tokens))
-        share = -(-left // max(1, self._num_prompts))
-        self._num_prompts -= 1
+        share = -(-left // max(1, self._num_sharing))
+        self._num_sharing -= 1
         return min(share, self.limits.long_prefill_tokens or share)
+
+    def _most_of_prompts(self, sequence: Sequence, num_decodes: int, times: StepTimes) -> int:
+        """Return how many tokens of prompts a step may have in which this one has some."""
+        has_begun = sequence.slot >= 0
+        whole = sequence.num_tokens - sequence.num_cached_tokens
+        if times.is_short(whole if has_begun else sequence.num_uncomputed, num_decodes):
+            return times.most_short_tokens(num_decodes)
+        return times.most_prompt_tokens(num_decodes, self._num_prompts)
 
     def _cut_for_states(self, sequence: Sequence, num_tokens: int) -> int:
         """End a chunk where a block ends, and before the last token, which is always computed.
