@@ -126,8 +126,11 @@ def _inputs(report: Report, model: str, name: str, config: dict[str, Any]) -> Sp
     return sized.basis.speed if sized.basis is not None else None
 
 
-def derive(speeds: Sequence[Speed]) -> ProcessorConstants:
-    """Return the constants set on these speeds; assumed ones where there are none."""
+def derive(speeds: Sequence[Speed], graded: Sequence[Speed] = ()) -> ProcessorConstants:
+    """Return the constants set on these speeds; assumed ones where there are none.
+
+    The band holds nine in ten of these and of those that are graded: what constants are set on is nearer to them.
+    """
     if not speeds:
         return START
 
@@ -147,7 +150,8 @@ def derive(speeds: Sequence[Speed]) -> ProcessorConstants:
                 break
     rounded: dict[str, Any] = {name: float(f"{getattr(best, name):.3g}") for name in _SET}
     best = replace(best, **rounded)
-    far = sorted(abs(each.off(best)) for each in speeds)[math.ceil(0.9 * len(speeds)) - 1]
+    offs = sorted(abs(each.off(best)) for each in (*speeds, *graded))
+    far = offs[math.ceil(0.9 * len(offs)) - 1]
     return replace(best, band=round(max(1 + WANTED, math.exp(far)), 2))
 
 
@@ -166,6 +170,7 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
         "exo-engine's speeds as they were [measured](cpu.md), and as the planner estimates them from the engine's own",
         "measurement of the same machine in the same run (`exo ai deployment plan --gpu-type cpu --measure`). Constants",
         f"are set on {TITLES[SETS_CONSTANTS].partition(',')[0]} alone; the other models are graded.",
+        "The band that a plan shows has nine in ten of all of them.",
         "",
         "    make planner-calibrate",
         "",
@@ -216,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     reports = [Report(**each) for each in json.loads(options.figures.read_text(encoding="utf-8"))]
     speeds = read_speeds(reports)
-    constants = derive([each for each in speeds if each.model == SETS_CONSTANTS])
+    setting = [each for each in speeds if each.model == SETS_CONSTANTS]
+    constants = derive(setting, [each for each in speeds if each.model != SETS_CONSTANTS])
     text = json.dumps(asdict(constants), indent=0) + "\n"
     code = write_or_compare(TARGET, text, options.figures, check=options.check)
     if options.write is not None and not options.check:
