@@ -89,32 +89,21 @@ class StepTimes:
         elif num_prompt_tokens >= _LEAST_TOKENS:
             self._take_mixed(num_decodes, num_prompt_tokens, seconds)
 
-    def most_short_tokens(self, num_decodes: int) -> int:
-        """Return how many may join a step in which a prompt is short; see `most_prompt_tokens`."""
-        seconds = self._seconds_without_prompts(num_decodes)
-        if seconds is None:
-            return 0
-        per_token = self._seconds_per_token()
-        most = 2.0 * max(self._sizes, default=_LEAST_TOKENS)
-        if per_token > 0:
-            fitting = max((_LONGEST - 1) * seconds, _SHORT_STEP_SECONDS) / per_token
-            most = min(fitting, most) if self._sizes else fitting
-        return max(int(most), _LEAST_TOKENS)
-
-    def is_short(self, num_tokens: int, num_decodes: int) -> bool:
-        """Whether others need not be spared a prompt of so many tokens."""
-        return num_tokens <= _FEW_STEPS * self.most_short_tokens(num_decodes)
-
-    def most_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
+    def most_prompt_tokens(
+        self, num_decodes: int, num_prompts: int = 1, length: float = math.inf
+    ) -> int:
         """Return how many may join a step; 0: none, so that it can be measured without any.
 
         Args:
             num_decodes: tokens of sequences being answered in the step, at least 1.
             num_prompts: prompts that are under way or wait.
+            length: tokens of the prompt in question that were not cached when it came.
         """
         seconds = self._seconds_without_prompts(num_decodes)
         if seconds is None:
             return 0
+        if length <= _FEW_STEPS * (short := self._most_short_tokens(seconds)):
+            return short
         usual, most = self._longest(seconds, 1.0 + num_prompts)
         per_token = self._seconds_per_token()
         fitting = 2.0 * self._last_tokens
@@ -125,6 +114,15 @@ class StepTimes:
             fitting = min(fitting, 2.0 * self._last_tokens)
         self._left_over = fitting % 1.0
         return max(int(fitting), _LEAST_TOKENS)
+
+    def _most_short_tokens(self, seconds: float) -> int:
+        """Return how many may join a step for short prompts that takes `seconds` without prompts."""
+        per_token = self._seconds_per_token()
+        most = 2.0 * max(self._sizes, default=_LEAST_TOKENS)
+        if per_token > 0:
+            fitting = max((_LONGEST - 1) * seconds, _SHORT_STEP_SECONDS) / per_token
+            most = min(fitting, most) if self._sizes else fitting
+        return max(int(most), _LEAST_TOKENS)
 
     def _longest(self, seconds: float, stretch: float) -> tuple[float, float]:
         """Return how long a step may be on average, and ever, that takes `seconds` without prompts.

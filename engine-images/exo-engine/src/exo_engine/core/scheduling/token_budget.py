@@ -90,10 +90,9 @@ class TokenBudget:
     def _most_of_prompts(self, sequence: Sequence, num_decodes: int, times: StepTimes) -> int:
         """Return how many tokens of prompts a step may have in which this one has some."""
         has_begun = sequence.slot >= 0
-        whole = sequence.num_tokens - sequence.num_cached_tokens
-        if times.is_short(whole if has_begun else sequence.num_uncomputed, num_decodes):
-            return times.most_short_tokens(num_decodes)
-        return times.most_prompt_tokens(num_decodes, self._num_prompts)
+        computed_before = sequence.num_cached_tokens if has_begun else sequence.num_computed
+        length = sequence.num_tokens - computed_before
+        return times.most_prompt_tokens(num_decodes, self._num_prompts, length)
 
     def _cut_for_states(self, sequence: Sequence, num_tokens: int) -> int:
         """End a chunk where a block ends, and before the last token, which is always computed.
