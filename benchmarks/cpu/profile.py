@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import exo_engine  # noqa: F401  # before what imports PyTorch: it says how PyTorch's threads wait
+
 from benchmarks.cpu import llama_cpp
 from benchmarks.cpu.models import ROOT, SIZES, ensure_model
 from benchmarks.cpu.offline import ExoEngine, Machine

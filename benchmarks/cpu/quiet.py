@@ -2,16 +2,19 @@
 
 Others are all processes but this one, those that it has started, and those in their sessions. What they used
 of the processors is read from /proc before and after; time that the hypervisor gave to another machine counts, too.
-Neighbours whom it does not tell, on the same cores or the same memory, are seen by how fast a fixed work is done.
+Neighbours whom it does not tell, on the same cores or the same memory, are seen by how fast a fixed work is done,
+while what was started is stopped: some engines' threads spin between requests, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -84,17 +87,24 @@ def ticks_of_others(processes: dict[int, Process], own: int, sessions: Collectio
 
     A process that ended is in the ticks of its parent, so that the difference of two moments has its time.
     """
+    return sum(
+        each.ticks
+        for pid, each in processes.items()
+        if pid != own and not _is_begun_by(own, sessions, pid, processes)
+    )
 
-    def is_ours(pid: int) -> bool:
-        seen = set()
-        while pid in processes and pid not in seen:
-            if pid == own or processes[pid].session in sessions:
-                return True
-            seen.add(pid)
-            pid = processes[pid].parent
-        return False
 
-    return sum(each.ticks for pid, each in processes.items() if not is_ours(pid))
+def _is_begun_by(
+    own: int, sessions: Collection[int], pid: int, processes: dict[int, Process]
+) -> bool:
+    """Return whether a process descends from `own`, or it, or one that it descends from, is in one of these sessions."""
+    seen = {own}
+    while pid in processes and pid not in seen:
+        if processes[pid].session in sessions or processes[pid].parent == own:
+            return True
+        seen.add(pid)
+        pid = processes[pid].parent
+    return False
 
 
 def stolen_ticks(text: str) -> int:
@@ -131,15 +141,31 @@ class Watch:
     def measure(self, run: Callable[[], T]) -> Measured[T]:
         """Run once and return what it returned, with the share of others and the pace."""
         if not self._best:
-            self._best = max(self._look() for _ in range(_FIRST_LOOKS))
-        pace = self._look()
+            with self._stopped():
+                self._best = max(self._look() for _ in range(_FIRST_LOOKS))
+        with self._stopped():
+            pace = self._look()
         begun, before = time.perf_counter(), self._ticks()
         result = run()
         seconds = (self._ticks() - before) / os.sysconf("SC_CLK_TCK")
         others = max(0.0, seconds / (time.perf_counter() - begun))
-        looks = pace, self._look()
+        with self._stopped():
+            looks = pace, self._look()
         self._best = max(self._best, *looks)
         return Measured(result, others, min(looks) / self._best, self._slowest_pace)
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Stop what was started, and let it go on afterwards."""
+        processes = read_processes()
+        begun = [
+            pid for pid in processes if _is_begun_by(os.getpid(), self.sessions, pid, processes)
+        ]
+        try:
+            _tell(begun, signal.SIGSTOP)
+            yield
+        finally:
+            _tell(begun, signal.SIGCONT)
 
     def measure_quietly(self, run: Callable[[], T], attempts: int) -> Measured[T]:
         """Run until others used little, at most so often; return the last."""
@@ -151,3 +177,9 @@ class Watch:
     def _ticks(self) -> int:
         others = ticks_of_others(read_processes(), os.getpid(), self.sessions)
         return others + stolen_ticks(Path("/proc/stat").read_text(encoding="ascii"))
+
+
+def _tell(processes: Collection[int], number: signal.Signals) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

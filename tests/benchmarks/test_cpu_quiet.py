@@ -124,6 +124,34 @@ def test_a_process_that_we_started_is_not_others(tmp_path: Path) -> None:
     assert watch.sessions == set()
 
 
+def test_what_was_started_is_stopped_while_the_pace_is_read(tmp_path: Path) -> None:
+    """With what it started itself; it goes on while something is measured."""
+    script = (
+        "import subprocess, sys; child = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        "print(child.pid, flush=True); sys.stdin.read(); child.kill()"
+    )
+    seen: list[set[str]] = []
+
+    def look() -> float:
+        seen.append({state_of(pid) for pid in pids})
+        return 1.0
+
+    watch = Watch(look)
+    command = [sys.executable, "-c", script]
+    with started(command, tmp_path / "log", watch, has_pipes=True) as process:
+        assert process.stdout is not None
+        pids = [process.pid, int(process.stdout.readline())]
+        within = watch.measure(lambda: {state_of(pid) for pid in pids}).result
+        after = {state_of(pid) for pid in pids}
+    assert all(states == {"T"} for states in seen)
+    assert len(seen) == 12
+    assert "T" not in within | after
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_what_a_process_left_behind_is_stopped_with_it(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys; child = subprocess.Popen(['sleep', '600']);"
