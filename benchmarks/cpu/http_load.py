@@ -75,16 +75,17 @@ def read_line(line: bytes, stream: Stream, now: float) -> None:
         stream.num_tokens = usage["completion_tokens"]
 
 
-def requests_of(count: int, vocab_size: int) -> list[tuple[list[int], int]]:
-    """Return prompts and lengths of answers, the same at each call."""
-    numbers = random.Random(0)
-    return [
-        (
-            tokens(numbers, numbers.randint(_SHORTEST, _LONGEST_PROMPT), vocab_size),
-            numbers.randint(_SHORTEST, _LONGEST_ANSWER),
-        )
+def requests_of(count: int, vocab_size: int, attempt: int = 0) -> list[tuple[list[int], int]]:
+    """Return prompts and lengths of answers, the same at each call.
+
+    Each attempt has the same lengths, and prompts of its own: a server may have kept those of the one before.
+    """
+    lengths, numbers = random.Random(0), random.Random(attempt + 1)
+    sizes = [
+        (lengths.randint(_SHORTEST, _LONGEST_PROMPT), lengths.randint(_SHORTEST, _LONGEST_ANSWER))
         for _ in range(count)
     ]
+    return [(tokens(numbers, prompt, vocab_size), answer) for prompt, answer in sizes]
 
 
 def tokens(numbers: random.Random, count: int, vocab_size: int) -> list[int]:
@@ -103,6 +104,7 @@ class Client:
     def __init__(self, url: str, vocab_size: int) -> None:
         self._url, self._vocab_size = url, vocab_size
         self._numbers = random.Random(0)
+        self._num_loads = 0
 
     def run(self, measure: Callable[[aiohttp.ClientSession], Any]) -> Any:
         """Run one of the measurements below."""
@@ -118,7 +120,8 @@ class Client:
 
     async def load(self, session: aiohttp.ClientSession, count: int = 64) -> dict[str, float]:
         """Return what so many requests see, 16 at a time; times in ms."""
-        waiting = requests_of(count, self._vocab_size)[::-1]
+        waiting = requests_of(count, self._vocab_size, self._num_loads)[::-1]
+        self._num_loads += 1
         done: list[Stream] = []
 
         async def take() -> None:

@@ -25,6 +25,7 @@ SLOWEST_PACE = 0.85
 """Of the machine's best pace in a run, that it must have before and after a measurement that counts."""
 _PACE_BYTES = 32 << 20
 _FIRST_LOOKS = 10
+_STOP_SECONDS = 2.0
 T = TypeVar("T")
 
 
@@ -163,6 +164,7 @@ class Watch:
         ]
         try:
             _tell(begun, signal.SIGSTOP)
+            _await_stop(begun)
             yield
         finally:
             _tell(begun, signal.SIGCONT)
@@ -183,3 +185,19 @@ def _tell(processes: Collection[int], number: signal.Signals) -> None:
     for pid in processes:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _await_stop(processes: Collection[int]) -> None:
+    """Wait until none of these computes any more; a thread stops when it next has a processor."""
+    until = time.monotonic() + _STOP_SECONDS
+    while any(_state(pid) in "RSD" for pid in processes) and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _state(pid: int) -> str:
+    """Return the letter that /proc has for a process's state; Z if it has gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "Z"
+    return text.rpartition(")")[2].split()[0]

@@ -51,11 +51,15 @@ def test_the_load_is_the_same_each_time_and_all_its_tokens_are_text() -> None:
 
 
 @asynccontextmanager
-async def answering(*, too_few: int = 0) -> AsyncIterator[tuple[Client, aiohttp.ClientSession]]:
-    """Run a server whose answers are one token per letter; yield a client of it."""
+async def answering(
+    *, too_few: int = 0, prompts: list[tuple[int, ...]] | None = None
+) -> AsyncIterator[tuple[Client, aiohttp.ClientSession]]:
+    """Run a server whose answers are one token per letter; yield a client of it. It notes what prompts it gets."""
 
     async def complete(request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if prompts is not None:
+            prompts.append(tuple(body["prompt"]))
         response = web.StreamResponse()
         await response.prepare(request)
         count = body["max_tokens"] - too_few
@@ -81,6 +85,19 @@ async def test_a_load_reckons_with_all_requests() -> None:
     assert found["tokens_in"] == sum(len(prompt) for prompt, _ in requests)
     assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"]
     assert set(turn) == {"first_ttft_ms", "second_ttft_ms"}
+
+
+async def test_a_load_that_is_made_again_has_the_same_lengths_and_no_prompt_that_a_server_may_have_kept() -> (
+    None
+):
+    prompts: list[tuple[int, ...]] = []
+    async with answering(prompts=prompts) as (client, session):
+        first = await client.load(session, 20)
+        second = await client.load(session, 20)
+    assert [first[name] for name in ("tokens_in", "tokens_out")] == [
+        second[name] for name in ("tokens_in", "tokens_out")
+    ]
+    assert len({prompt[:16] for prompt in prompts}) == 40
 
 
 async def test_many_requests_are_all_answered_and_memory_is_asked_twice() -> None:
