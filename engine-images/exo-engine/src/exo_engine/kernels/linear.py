@@ -12,6 +12,7 @@ from torch import Tensor
 
 from exo_engine.kernels.library import Kernels, LinearCall
 from exo_engine.kernels.tensors import check
+from exo_engine.kernels.weight_memory import WEIGHTS
 
 _BLOCK = 64
 # Rows that are converted to bf16 at a time while packing other number types.
@@ -38,7 +39,7 @@ class PackedMatrix:
         self.num_inputs = num_inputs
         self._kernels = kernels
         shape = packed_shape(num_outputs, num_inputs)
-        self.storage = torch.empty(shape, dtype=torch.bfloat16)
+        self.storage = WEIGHTS.empty(shape, torch.bfloat16)
         """The packed form."""
         self.storage[-1] = 0  # outputs that fill up the last block
         self.call = LinearCall(

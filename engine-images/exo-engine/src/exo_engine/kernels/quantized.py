@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exo_engine.kernels.library import Kernels, LinearCall
 from exo_engine.kernels.tensors import check
+from exo_engine.kernels.weight_memory import WEIGHTS
 
 _BLOCK = 64
 # Codes that are packed at a time.
@@ -64,7 +65,12 @@ class QuantizedMatrix:
             self.num_groups,
             self._head + _BLOCK * group * bits // 8,
         )
-        self.storage = torch.empty(shape, dtype=torch.uint8, device=device)
+        is_here = (device or torch.get_default_device()).type == "cpu"
+        self.storage = (
+            WEIGHTS.empty(shape, torch.uint8)
+            if is_here
+            else torch.empty(shape, dtype=torch.uint8, device=device)
+        )
         """The packed form: blocks, groups, bytes."""
         self.scale = 1.0
 
