@@ -24,6 +24,9 @@ namespace {
 
 // Within a step the next call comes after some 10 µs: longer than waking a thread takes to pay for itself.
 constexpr auto kSpin = std::chrono::microseconds(40);
+// From one step to the next it takes up to a millisecond, after which a thread that slept is late, and its core slow.
+// Until then it leaves the core to whoever wants it.
+constexpr auto kYield = std::chrono::microseconds(1000);
 
 class Pool {
  public:
@@ -90,13 +93,14 @@ class Pool {
 
   template <class T>
   static void await_change(std::atomic<T>& value, T old) {
-    const auto until = std::chrono::steady_clock::now() + kSpin;
-    do {
+    const auto begun = std::chrono::steady_clock::now();
+    for (auto waited = begun - begun; waited < kYield; waited = std::chrono::steady_clock::now() - begun) {
       for (int i = 0; i < 32; i++) {
         if (value.load(std::memory_order_acquire) != old) return;
         pause_briefly();
       }
-    } while (std::chrono::steady_clock::now() < until);
+      if (waited > kSpin) std::this_thread::yield();
+    }
     value.wait(old, std::memory_order_acquire);
   }
 
