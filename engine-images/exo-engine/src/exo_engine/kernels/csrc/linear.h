@@ -9,6 +9,7 @@
 // result has the same bits alone and in any batch.
 #pragma once
 
+#include "next_block.h"
 #include "quantized.h"
 #include "store.h"
 #include "tiles.h"
@@ -22,13 +23,15 @@ void multiply_tile(const LinearCall& call, long row, long output) {
   const Bf16* weights =
       (const Bf16*)call.packed + output / kBlock * kBlock * call.num_inputs + output % kBlock * 2;
   const Bf16* inputs = call.inputs + row * call.num_inputs;
+  NextBlock next(call, kBlock * call.num_inputs * sizeof(Bf16), output, row, num_pairs);
   Floats sums[Rows][kVectors] = {};
   for (long pair = 0; pair < num_pairs; pair++, weights += kBlock * 2) {
     Pairs columns[kVectors];
-    for (int v = 0; v < kVectors; v++) {
-      columns[v] = load<Pairs>(weights + v * kLanes * 2);
-      __builtin_prefetch(weights + v * kLanes * 2 + 16 * kBlock * 2);
-    }
+    for (int v = 0; v < kVectors; v++) columns[v] = load<Pairs>(weights + v * kLanes * 2);
+    if (next.is_wanted())
+      next.read_ahead();
+    else
+      for (int v = 0; v < kVectors; v++) __builtin_prefetch(weights + v * kLanes * 2 + 16 * kBlock * 2);
     for (int r = 0; r < Rows; r++) {
       Pairs input = splat_pair(inputs + r * call.num_inputs + pair * 2);
       for (int v = 0; v < kVectors; v++) sums[r][v] = add_products(sums[r][v], input, columns[v]);

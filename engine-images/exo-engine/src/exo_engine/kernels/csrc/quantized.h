@@ -13,6 +13,7 @@
 // are added in order: a row's bits do not depend on the batch.
 #pragma once
 
+#include "next_block.h"
 #include "store.h"
 #include "tiles.h"
 
@@ -108,6 +109,7 @@ void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row,
   const long codes_bytes = kBlock * call.group * Bits / 8, head_bytes = kBlock * (HasZeros ? 3 : 2);
   const uint8_t* at = (const uint8_t*)call.packed + output / kBlock * groups * (head_bytes + codes_bytes);
   const int8_t* inputs = rows.numbers + row * padded;
+  NextBlock next(call, groups * (head_bytes + codes_bytes), output, row, padded / 4 / kQuads);
   Floats sums[Rows][kVectors] = {};
   for (long group = 0; group < groups; group++, at += head_bytes + codes_bytes) {
     Ints totals[Rows][kVectors];
@@ -123,9 +125,10 @@ void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row,
     const uint8_t* codes = at + head_bytes + inside * 4;
     for (long quad = 0; quad < call.group / 4; quad += kQuads, codes += kBlock * 4) {
       const int8_t* numbers = inputs + group * call.group + quad * 4;
+      if (next.is_wanted()) next.read_ahead();
       for (int v = 0; v < kVectors; v++) {
         Quads column = load<Quads>(codes + v * kLanes * 4);
-        __builtin_prefetch(codes + v * kLanes * 4 + 16 * kBlock * 4);
+        if (!next.is_wanted()) __builtin_prefetch(codes + v * kLanes * 4 + 16 * kBlock * 4);
         for (int part = 0; part < kQuads; part++) {
           Quads some = Bits == 8 ? column : (column >> (4 * part)) & 0x0f0f0f0f;
           for (int r = 0; r < Rows; r++) {
