@@ -33,7 +33,8 @@ def matrix_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Work
         for tokens in (1, 32, 256):
             yield _grouped(group, tokens, target, has_zeros=has_zeros)
         yield _grouped(group, 32, target, has_zeros=has_zeros, is_fixed=True)
-        yield from _products(SHAPES[0], group, 256, target, has_zeros=has_zeros, is_fixed=True)
+        for rows in (1, 256):
+            yield from _products(SHAPES[0], group, rows, target, has_zeros=has_zeros, is_fixed=True)
 
 
 def _products(
@@ -53,10 +54,11 @@ def _products(
     partial = 4.0 * parts * rows * shape[0] if parts > 1 else 0.0
     own = 2.0 * rows * sum(shape)
     arguments: Any = launches[0].arguments
+    own_parts = arguments["num_parts"] if arguments["ADDS_PARTS"] else 1
     yield Work(
         f"codes {name}", launches[0], matrix.storage.nbytes + own + partial,
         2.0 * rows * shape[0] * shape[1], 0, "codes",
-        launches[0].grid[1] * arguments["ROWS"] / rows, arguments["groups_of_part"],
+        launches[0].grid[1] * arguments["ROWS"] / rows, arguments["groups_of_part"] * own_parts,
         arguments["OUTPUTS"] * matrix.storage.shape[2] / 64,
     )  # fmt: skip
     for launch in launches[1:]:

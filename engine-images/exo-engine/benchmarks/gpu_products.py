@@ -57,7 +57,8 @@ def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Wor
             yield _grouped(stored, tokens, target)
     for stored in ("plain", "e4m3", *of_rows):
         yield _grouped(stored, 32, target, is_fixed=True)
-    yield from product("e4m3", SHAPES[0], 256, target, is_fixed=True)
+    for rows in (256, 2048):
+        yield from product("e4m3", SHAPES[1], rows, target, is_fixed=True)
     yield from product("router", ROUTER, 32, target, is_fixed=True)
     for name in list(LATENTS)[-num_shapes:]:
         for rows in (32, 2048):
@@ -89,11 +90,12 @@ def product(
     partial = 4.0 * parts * rows * shape[0] if parts > 1 else 0.0
     own = weights.nbytes + (0 if scales is None else scales.nbytes) + inputs.nbytes + outputs.nbytes
     arguments: Any = first.arguments
+    own_parts = arguments["num_parts"] if arguments["ADDS_PARTS"] else 1
     is_told = is_fixed and stored in ("e4m3", "int8")
     yield Work(
         f"{kind} {shape[0]} x {shape[1]}, {rows} rows" + (", fixed" if is_told else ""), first, own + partial,
         2.0 * rows * shape[0] * shape[1], 0, kind,
-        first.grid[0] * arguments["ROWS"] / rows, arguments["steps_of_part"], _tile_bytes(first),
+        first.grid[0] * arguments["ROWS"] / rows, arguments["steps_of_part"] * own_parts, _tile_bytes(first),
     )  # fmt: skip
     for launch in launches[1:]:
         name = f"add {kind} {shape[0]} x {shape[1]}, {rows} rows"

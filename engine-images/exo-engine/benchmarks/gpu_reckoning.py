@@ -7,7 +7,7 @@
 
 A launch takes the longest of three times: bytes at the memory's rate, as far as enough of them are on their
 way; matrix products at the tensor cores' rate, rows that fill a tile up included; instructions at four
-per processor and cycle, as if all of them were in the loop. The roofline is the first two, without any of
+per processor and cycle, those in a loop once per tile and the others once. The roofline is the first two, without any of
 what this version adds. The first run on a GPU is to confirm or refute each number: where what
 `make gpu-check OUTPUT=docs/benchmarks/gpu.json` wrote lies beside the page, its figures come first, in tables of their own.
 """
@@ -166,20 +166,23 @@ def _held_by(work: Work) -> set[object]:
     return settings(launch) | {(launch.kernel, work.kind, *each) for each in uses}
 
 
-def compile_all(works: Iterable[Work], name: str) -> Iterator[tuple[Work, Compiled]]:
+def compile_all(
+    works: Iterable[Work], name: str, *, has_loops: bool = False
+) -> Iterator[tuple[Work, Compiled]]:
     """Compile launches for a target; those that differ in nothing that the compiler sees, once."""
     target = targets()[name]
     done: dict[object, Compiled] = {}
     for work in works:
         key = compiled_key(work.launch)
         if key not in done:
-            done[key] = compile_launch(work.launch, target)
+            done[key] = compile_launch(work.launch, target, has_loops=has_loops)
         yield work, done[key]
 
 
 def reckon_card(card: Card) -> Iterator[Row]:
     """Reckon every launch on a card."""
-    for work, compiled in compile_all(works_of(targets()[card.target]), card.target):
+    works = works_of(targets()[card.target])
+    for work, compiled in compile_all(works, card.target, has_loops=True):
         yield reckon(work, compiled, card)
 
 
@@ -200,7 +203,9 @@ def reckon(work: Work, compiled: Compiled, card: Card) -> Row:
     needed = card.bytes_per_second / card.num_processors * _LATENCY_SECONDS
     memory = work.num_bytes / card.bytes_per_second
     products = work.operations * work.padding / card.operations_per_second
-    issued = compiled.instructions * compiled.num_warps * work.tiles_per_program * programs
+    looped = compiled.instructions if compiled.looped is None else compiled.looped
+    of_program = compiled.instructions + looped * (work.tiles_per_program - 1)
+    issued = of_program * compiled.num_warps * programs
     issuing = issued / (4 * card.hertz * card.num_processors)
     times = {
         "memory": memory / min(1.0, in_flight / needed),
@@ -271,7 +276,7 @@ def reckon_step(
         for work in works:
             key = (card.target, compiled_key(work.launch))
             if key not in done:
-                done[key] = compile_launch(work.launch, target)
+                done[key] = compile_launch(work.launch, target, has_loops=True)
             total += reckon(work, done[key], card).reckoned_us
         return total
 
@@ -321,8 +326,8 @@ def steps_table(steps: Iterable[Step]) -> list[str]:
         "",
         f"Steps of single tokens with {_CONTEXT:,} tokens of context each, bfloat16, summed over all layers, the last norm and the logits; "
         "times in microseconds. Products of PyTorch's library and its norms are taken at the roofline, as nobody could be faster, and",
-        "those in tiles of one size as the tables below have them, which is an upper bound where instructions bind. So what is lost of "
-        "the tokens per second is an upper bound, too.",
+        "those in tiles of one size as the tables below have them. Sums are cut where a matrix has too few tiles of outputs for the "
+        "processors; to add the parts up is a launch of its own for few rows, as it is counted here.",
         "",
         "| card | model | sequences | plain | batch-invariant | of which products | attention | norms | lost, % | aim, % |",
         f"|{' --- |' * 10}",
@@ -371,9 +376,9 @@ def page(
         "The H200's rates were measured on one, and the H100's products are taken to be the same; the others are 90 % of what their vendor states.",
     ]
     lines += [
-        "A time well above the roofline names what binds it: where that is `instructions`, the number is an upper bound,"
+        "A time well above the roofline names what binds it. Instructions are counted once for every tile of a kernel's loop, and "
+        "those before and behind it once; of a loop within a loop all of the outer one is counted for every tile of the inner one."
     ]
-    lines += ["as all instructions of a kernel are counted for every tile of its loop."]
     lines += ["", *steps_table(steps)]
     for card in CARDS:
         lines += [

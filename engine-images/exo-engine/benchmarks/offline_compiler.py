@@ -1,8 +1,8 @@
 """Compiles launches of Triton kernels for GPUs that are not there, and reads what the compiler made of them.
 
 It needs no GPU: Triton brings the assembler and a tool that reads its output. What is compiled is what would
-be launched (`exo_engine.kernels.triton.launch`), with the same specialisation of its arguments. Nothing is
-disassembled, which takes as long as compiling: widths are read from PTX, and instructions counted by their bytes.
+be launched (`exo_engine.kernels.triton.launch`), with the same specialisation of its arguments. Widths are read from
+PTX, and instructions counted by their bytes; only who asks for loops has a kernel disassembled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exo_engine.kernels.triton.launch import Launch, Target
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -45,6 +45,10 @@ _PLAIN = re.compile(r"\bload (?:<(\d+) x )?(?:i|b?float|half|double)(\d*)")
 _REGISTERS, _THREADS, _GRANULE = 65536, {80: 2048, 90: 2048, 100: 2048}, 256
 _INSTRUCTION_BYTES = 16  # since compute capability 7.0
 _EXECUTED = 0x4  # SHF_EXECINSTR of a section
+# Of what is disassembled.
+_LABEL = re.compile(r"(\.L\w+):")
+_INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/")
+_JUMP = re.compile(r"\bBRA\b.*`\((\.L\w+)\)")
 # Vectors of 16 bytes, and copies of as many from memory to shared memory.
 _WIDE_LOAD = re.compile(
     r"ld\.global[.\w:]*\.v(?:4\.b32|2\.b64)|cp\.async\.cg\.shared\.global [^;]*?, 0x10"
@@ -66,6 +70,8 @@ class Compiled:
     tensor_instruction: str
     """What multiplies matrices: mma, wgmma, tcgen05, mfma; empty: nothing does."""
     instructions: int
+    looped: int | None
+    """Of them those in a loop; None: nobody looked."""
     read_bytes: Mapping[str, int]
     """Of each tensor that is read, the most bytes that a thread reads of it at once."""
     number_bytes: Mapping[str, int]
@@ -82,8 +88,14 @@ class Compiled:
         return programs * self.num_warps
 
 
-def compile_launch(launch: Launch, target: Target) -> Compiled:
-    """Compile one launch, whose tensors may be on the device `meta`."""
+def compile_launch(launch: Launch, target: Target, *, has_loops: bool = False) -> Compiled:
+    """Compile one launch, whose tensors may be on the device `meta`.
+
+    Args:
+        launch: what would be launched.
+        target: the GPU.
+        has_loops: look for loops, on one of NVIDIA's.
+    """
     signature, constants, attributes = _specialise(launch)
     source = ASTSource(launch.kernel, signature, constants, attributes)
     gpu = GPUTarget("cuda", target.capability, 32)
@@ -97,7 +109,7 @@ def compile_launch(launch: Launch, target: Target) -> Compiled:
         "number_bytes": {name: launch.arguments[name].element_size() for name in widest},
     }
     if target.is_nvidia:
-        return _read_cubin(built, reads)
+        return _read_cubin(built, reads, has_loops=has_loops)
     return _read_amd(built, launch, reads)
 
 
@@ -143,12 +155,18 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[An
     return signature, constants, attributes
 
 
-def _read_cubin(built: Any, reads: Mapping[str, Any]) -> Compiled:
+def _tool(name: str, *arguments: str) -> str:
+    """Return what one of the tools that Triton brings prints."""
+    result = subprocess.run([_TOOLS / name, *arguments], capture_output=True, text=True, check=True)
+    return result.stdout
+
+
+def _read_cubin(built: Any, reads: Mapping[str, Any], *, has_loops: bool) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        command = [_CUOBJDUMP, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        usage = _tool("cuobjdump", "-res-usage", file.name)
+        looped = looped_instructions(_tool("nvdisasm", "-c", file.name)) if has_loops else None
     found = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     ptx = built.asm["ptx"]
     kinds = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
@@ -161,8 +179,31 @@ def _read_cubin(built: Any, reads: Mapping[str, Any]) -> Compiled:
         wide_loads=len(_WIDE_LOAD.findall(ptx)),
         tensor_instruction=kind.partition(".")[0],
         instructions=_code_bytes(built.asm["cubin"]) // _INSTRUCTION_BYTES,
+        looped=looped,
         **reads,
     )
+
+
+def looped_instructions(text: str) -> int:
+    """Return how many instructions are in a loop: between a label and the last jump back to it.
+
+    Of a loop within another the whole outer one counts. A jump to itself, with which code ends, is no loop.
+
+    Args:
+        text: what `nvdisasm` makes of a kernel.
+    """
+    labels: dict[str, int] = {}
+    looped: set[int] = set()
+    count = 0
+    for line in text.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = count
+        elif _INSTRUCTION.match(line):
+            jump = _JUMP.search(line)
+            if jump and labels.get(jump[1], count) < count:
+                looped.update(range(labels[jump[1]], count + 1))
+            count += 1
+    return len(looped)
 
 
 def _code_bytes(cubin: bytes) -> int:
@@ -188,6 +229,7 @@ def _read_amd(built: Any, launch: Launch, reads: Mapping[str, Any]) -> Compiled:
         wide_loads=len(re.findall(r"(?:global|buffer)_load_dwordx4", text)),
         tensor_instruction="mfma" if "v_mfma" in text else "",
         instructions=len(re.findall(r"^\t[sv]_|^\t(?:global|ds|buffer)_", text, re.MULTILINE)),
+        looped=None,
         **reads,
     )
 

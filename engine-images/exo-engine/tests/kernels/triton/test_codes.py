@@ -61,9 +61,10 @@ def test_random_shapes(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("dots_in_one_order")
-def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+@pytest.mark.parametrize("num_inputs", [300, 1100])
+def test_a_row_has_the_same_bits_alone_and_among_others(num_inputs: int) -> None:
     """Of one matrix, and of many."""
-    case, sizes = CodesCase(90, 300, 40), (70, 0, 1, 19)
+    case, sizes = CodesCase(90, num_inputs, 40), (70, 0, 1, 19)
     matrices, (inputs, _) = [case.matrix(seed) for seed in range(4)], case.operands(0)
     starts = torch.tensor([0, *sizes]).cumsum(0).int()
     found = codes.CodedMatrices.of(matrices, is_fixed=True).multiply(inputs, starts)
@@ -82,6 +83,23 @@ def test_sums_are_split_where_few_programs_would_run() -> None:
     assert [len(launches), launches[0].grid] == [2, (1, 1, 5)]
     assert not launches[0].arguments["HAS_BIAS"]
     case.check()
+
+
+@pytest.mark.usefixtures("dots_in_one_order")
+def test_fixed_sums_are_cut_for_few_rows_and_added_up_at_once_for_many() -> None:
+    case = CodesCase(230, 1100, 40, has_bias=True)
+    matrix, (inputs, bias) = case.matrix(0), case.operands(0)
+    target, ways = Target.of(inputs.device), []
+    for num_rows in (1, 230):
+        outputs = inputs.new_empty(num_rows, 40)
+        launches = codes.plan_codes(matrix, inputs[:num_rows], bias, outputs, target, is_fixed=True)
+        first = launches[0].arguments
+        ways.append((len(launches), first["ADDS_PARTS"], first["num_parts"]))
+    assert ways == [(2, False, 3), (1, True, 3)]
+    whole = codes.multiply(matrix, inputs, bias, is_fixed=True)
+    for rows in (slice(0, 1), slice(3, 60), slice(200, None)):
+        alone = codes.multiply(matrix, inputs[rows], bias, is_fixed=True)
+        assert torch.equal(alone, whole[rows])
 
 
 @pytest.mark.parametrize("num_rows", [5, 130])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from offline_compiler import load_widths
+from offline_compiler import load_widths, looped_instructions
 
 ROOT = Path(__file__).parents[5]
 SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
@@ -146,6 +146,26 @@ define ptx_kernel void @some(ptr addrspace(1) %0, ptr addrspace(1) readonly %1, 
 """
     found = load_widths(text, ["keys", "table", "stride", "inputs", "scales"])
     assert found == {"inputs": (16,), "keys": (8, 16), "scales": (8,), "table": (4,)}
+
+
+def test_loops_are_what_a_jump_back_repeats():
+    """A jump forward is none, nor is the one to itself behind the end; of two loops in each other the outer one counts."""
+    text = """
+.text.some:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/              @P0  BRA `(.L_x_9) ;
+.L_x_1:
+        /*0020*/                   IADD3 R2, R2, 0x1, RZ ;
+.L_x_2:
+        /*0030*/                   FFMA R3, R3, R4, R5 ;
+        /*0040*/              @!P1 BRA `(.L_x_2) ;
+        /*0050*/               @P2 BRA `(.L_x_1) ;
+.L_x_9:
+        /*0060*/                   EXIT ;
+.L_x_3:
+        /*0070*/                   BRA `(.L_x_3);
+"""
+    assert looped_instructions(text) == 4
 
 
 def test_the_page_says_that_nothing_was_measured():

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from exo_engine.kernels.triton.fixed import HEAD_ROWS, multiply_heads
-from exo_engine.kernels.triton.matmul import FIXED_ROWS, Matrices, encode, multiply
+from exo_engine.kernels.triton.launch import Target
+from exo_engine.kernels.triton.matmul import (
+    FIXED_ROWS,
+    Matrices,
+    encode,
+    multiply,
+    plan_product,
+)
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from matrix_cases import rounding
@@ -43,22 +50,58 @@ def test_random_shapes(seed: int) -> None:
 STORED = ("plain", "int8", "e4m3", "e4m3 rows")
 
 
+LONG = 1100
+"""Inputs whose sums are cut where they are fixed."""
+
+
 @pytest.mark.usefixtures("dots_in_one_order")
+@pytest.mark.parametrize("num_inputs", [300, LONG])
 @pytest.mark.parametrize("stored", STORED)
-def test_a_row_has_the_same_bits_alone_and_among_others(stored: str) -> None:
-    case = ProductCase((FIXED_ROWS + 9,), 300, 40, stored, is_fixed=True)
+def test_a_row_has_the_same_bits_alone_and_among_others(stored: str, num_inputs: int) -> None:
+    case = ProductCase((2 * FIXED_ROWS + 9,), num_inputs, 40, stored, is_fixed=True)
     (numbers,), scales, _ = case.matrices(5)
     inputs, scale = case.inputs(5), scales[0] if scales else None
-    whole = multiply(numbers, scale, inputs, is_fixed=True)
+    bias = torch.linspace(-3, 3, 40)
+    whole = multiply(numbers, scale, inputs, bias, is_fixed=True)
     for rows in (slice(0, 1), slice(3, 60), slice(130, None)):
-        assert torch.equal(multiply(numbers, scale, inputs[rows], is_fixed=True), whole[rows])
+        alone = multiply(numbers, scale, inputs[rows], bias, is_fixed=True)
+        assert torch.equal(alone, whole[rows])
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_fixed_sums_are_cut_for_few_rows_and_added_up_at_once_for_many(stored: str) -> None:
+    """So that the test above holds both ways equal."""
+    ways = []
+    for num_rows in (1, 2 * FIXED_ROWS + 9):
+        case = ProductCase((num_rows,), LONG, 40, stored, is_fixed=True)
+        (numbers,), scales, _ = case.matrices(5)
+        inputs, factors = case.inputs(5), None
+        outputs = inputs.new_empty(num_rows, 40)
+        if stored == "e4m3 rows":
+            inputs, factors = encode(inputs)
+        launches = plan_product(
+            numbers,
+            scales[0] if scales else None,
+            inputs,
+            None,
+            outputs,
+            Target.of(inputs.device),
+            factors=factors,
+            is_fixed=True,
+        )
+        first = launches[0].arguments
+        ways.append((len(launches), first["ADDS_PARTS"], first["num_parts"]))
+    parts = ways[0][2]
+    assert parts > 1
+    assert ways == [(2, False, parts), (1, True, parts)]
 
 
 @pytest.mark.usefixtures("dots_in_one_order")
+@pytest.mark.parametrize("num_inputs", [300, LONG])
 @pytest.mark.parametrize("stored", STORED)
-def test_a_row_of_many_matrices_has_the_bits_of_its_own_alone(stored: str) -> None:
+def test_a_row_of_many_matrices_has_the_bits_of_its_own_alone(stored: str, num_inputs: int) -> None:
     sizes = (FIXED_ROWS + 9, 0, 1, 30)
-    case = ProductCase(sizes, 300, 40, stored, is_fixed=True)
+    case = ProductCase(sizes, num_inputs, 40, stored, is_fixed=True)
     numbers, scales, _ = case.matrices(5)
     inputs, starts = case.inputs(5), torch.tensor([0, *sizes]).cumsum(0).int()
     found = Matrices.of(numbers, scales, is_fixed=True).multiply(inputs, starts)

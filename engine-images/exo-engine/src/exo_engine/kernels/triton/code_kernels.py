@@ -39,61 +39,33 @@ def _zeros_of(block, rows, HAS_ZEROS: tl.constexpr, is_row):
     return zeros[:, None]
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_matrices", "groups_of_part"])
-def multiply_codes(
-    inputs,  # (T, K), rows of `input_stride`
-    packed,  # (N / 64, G, BYTES) uint8 of the first matrix
-    scales,  # the same bytes as float16
-    offsets,  # (X,) int64: how many bytes behind the first one's each matrix is
-    factors,  # (X,) float32: of all scales of each
-    starts,  # (X + 1,) int32: the rows of each
-    bias,  # (N,), read where there is one part
-    outputs,  # (T, N), or (P, T, N) float32
-    num_rows,  # T
-    num_matrices,  # X
+@triton.jit
+def _sum_groups(
+    part,  # which
+    packed,
+    scales,
+    factor,
+    blocks,  # (OUTPUTS,): where the blocks of rows begin
+    of_inputs,  # (ROWS, 1): where rows of inputs begin
+    outs,
+    is_out,
+    is_row,
     groups_of_part,
-    factor,  # of all scales of the first matrix
-    input_stride,
+    last,  # the groups before which a sum ends
     K: tl.constexpr,
-    N: tl.constexpr,
     GROUP: tl.constexpr,
-    BYTES: tl.constexpr,  # of a block
+    BYTES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    IS_GROUPED: tl.constexpr,  # False: all rows by the first matrix
-    OUTPUTS: tl.constexpr,  # of a program
-    ROWS: tl.constexpr,  # of a program
     IS_INTERPRETED: tl.constexpr,
 ):
-    """Multiply some rows by some outputs, over one part of the groups, one after the other."""
-    groups: tl.constexpr = (K + GROUP - 1) // GROUP
+    """Return (OUTPUTS, ROWS) float32: the products of one part of the groups, added up one after the other."""
     half: tl.constexpr = GROUP // 2
     head: tl.constexpr = BYTES - _BLOCK * half
-    part = tl.program_id(2)
-    if IS_GROUPED:
-        index = tl.program_id(1)
-        matrix, first_row = find_tile(starts, index, index * 0, num_matrices, ROWS)
-        first_row += tl.load(starts + matrix)
-        end_row = tl.load(starts + matrix + 1)
-        offset = tl.multiple_of(tl.load(offsets + matrix), 16)
-        packed += offset
-        scales += offset // 2
-        factor = tl.load(factors + matrix)
-    else:
-        first_row = tl.program_id(1) * ROWS
-        end_row = num_rows
-    outs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    rows = first_row + tl.arange(0, ROWS)
-    is_out, is_row = outs < N, rows < end_row
+    dtype: tl.constexpr = of_inputs.dtype.element_ty
     places = tl.arange(0, half)
-    blocks = (outs // _BLOCK).to(tl.int64) * (groups * BYTES)
-    of_inputs = inputs + rows.to(tl.int64)[:, None] * input_stride
-    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    sums = tl.zeros((outs.shape[0], is_row.shape[0]), tl.float32)
     first = part * groups_of_part
-    stop = tl.minimum(first + groups_of_part, groups)
-    if IS_GROUPED:  # a program without a row has nothing to read
-        stop = tl.where(first_row < end_row, stop, first)
-    for group in range(first, stop):
+    for group in range(first, tl.minimum(first + groups_of_part, last)):
         block = packed + blocks + group * BYTES
         codes = tl.load(
             block[:, None] + ((outs % _BLOCK) * half + head)[:, None] + places[None, :],
@@ -110,8 +82,7 @@ def multiply_codes(
             mask=is_row[:, None] & (at + half < K)[None, :],
             other=0.0,
         )
-        dtype: tl.constexpr = inputs.dtype.element_ty
-        found = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        found = tl.zeros(sums.shape, tl.float32)
         found = multiply(
             _numbers_of(codes & 15, zeros, dtype, IS_INTERPRETED),
             tl.trans(lower),
@@ -128,6 +99,72 @@ def multiply_codes(
             scales + (blocks + group * BYTES) // 2 + outs % _BLOCK, mask=is_out, other=0.0
         )
         sums += found * (scale.to(tl.float32) * factor)[:, None]
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_matrices", "groups_of_part", "num_parts"])
+def multiply_codes(
+    inputs,  # (T, K), rows of `input_stride`
+    packed,  # (N / 64, G, BYTES) uint8 of the first matrix
+    scales,  # the same bytes as float16
+    offsets,  # (X,) int64: how many bytes behind the first one's each matrix is
+    factors,  # (X,) float32: of all scales of each
+    starts,  # (X + 1,) int32: the rows of each
+    bias,  # (N,), read where there is one part
+    outputs,  # (T, N), or (P, T, N) float32
+    num_rows,  # T
+    num_matrices,  # X
+    groups_of_part,
+    num_parts,  # P, read where a program adds all of them up
+    factor,  # of all scales of the first matrix
+    input_stride,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    GROUP: tl.constexpr,
+    BYTES: tl.constexpr,  # of a block
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GROUPED: tl.constexpr,  # False: all rows by the first matrix
+    ADDS_PARTS: tl.constexpr,  # as `add_parts` does, the first one first; False: a program has one
+    OUTPUTS: tl.constexpr,  # of a program
+    ROWS: tl.constexpr,  # of a program
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Multiply some rows by some outputs, over one part of the groups or over all, one after the other."""
+    groups: tl.constexpr = (K + GROUP - 1) // GROUP
+    part = tl.program_id(2)
+    if IS_GROUPED:
+        index = tl.program_id(1)
+        matrix, first_row = find_tile(starts, index, index * 0, num_matrices, ROWS)
+        first_row += tl.load(starts + matrix)
+        end_row = tl.load(starts + matrix + 1)
+        offset = tl.multiple_of(tl.load(offsets + matrix), 16)
+        packed += offset
+        scales += offset // 2
+        factor = tl.load(factors + matrix)
+        # A program without a row has nothing to read.
+        last = tl.where(first_row < end_row, groups, 0)
+    else:
+        first_row = tl.program_id(1) * ROWS
+        end_row = num_rows
+        last = groups
+    outs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = first_row + tl.arange(0, ROWS)
+    is_out, is_row = outs < N, rows < end_row
+    blocks = (outs // _BLOCK).to(tl.int64) * (groups * BYTES)
+    of_inputs = inputs + rows.to(tl.int64)[:, None] * input_stride
+    if ADDS_PARTS:
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for each in range(num_parts):
+            sums += _sum_groups(
+                each, packed, scales, factor, blocks, of_inputs, outs, is_out, is_row,
+                groups_of_part, last, K, GROUP, BYTES, HAS_ZEROS, IS_INTERPRETED,
+            )  # fmt: skip
+    else:
+        sums = _sum_groups(
+            part, packed, scales, factor, blocks, of_inputs, outs, is_out, is_row,
+            groups_of_part, last, K, GROUP, BYTES, HAS_ZEROS, IS_INTERPRETED,
+        )  # fmt: skip
     if HAS_BIAS:
         sums += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
     place = (part.to(tl.int64) * num_rows + rows)[:, None] * N + outs[None, :]

@@ -93,19 +93,22 @@ def plan_codes(
     num_rows, num_outputs = len(inputs), matrix.num_outputs
     rows = _rows_of_tile(num_rows, is_fixed=is_fixed)
     tiles = -(-num_outputs // _OUTPUTS[matrix.group]), -(-num_rows // rows)
-    groups = groups_of_part(matrix, tiles[0] * tiles[1], target)
-    groups = matrix.num_groups if is_fixed else groups
+    groups = groups_of_part(matrix, tiles[0] * (1 if is_fixed else tiles[1]), target)
     parts = -(-matrix.num_groups // groups)
+    adds_parts = is_fixed and parts > 1 and tiles[0] * tiles[1] >= target.num_processors
+    programs = 1 if adds_parts else parts
     sums = outputs
-    if parts > 1:
+    if programs > 1:
         sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
     arguments = _arguments(matrix, inputs, sums, rows) | {
         "bias": inputs if bias is None else bias,
         "groups_of_part": groups,
-        "HAS_BIAS": bias is not None and parts == 1,
+        "num_parts": parts,
+        "HAS_BIAS": bias is not None and programs == 1,
+        "ADDS_PARTS": adds_parts,
     }
-    product = _launch((*tiles, parts), arguments, target, is_fixed=is_fixed)
-    return [product] if parts == 1 else [product, plan_adding(sums, bias, outputs)]
+    product = _launch((*tiles, programs), arguments, target, is_fixed=is_fixed)
+    return [product] if programs == 1 else [product, plan_adding(sums, bias, outputs)]
 
 
 def plan_grouped_codes(
@@ -120,17 +123,22 @@ def plan_grouped_codes(
     """Return the one launch that multiplies each row of inputs (T, K) by its own matrix: outputs (T, N)."""
     num_matrices, first = len(starts) - 1, matrices.first
     rows = _rows_of_tile(-(-len(inputs) // num_matrices), is_fixed=is_fixed)
+    tiles_of_outputs = -(-first.num_outputs // _OUTPUTS[first.group])
+    # Where sums are fixed they have the bits of one matrix alone.
+    groups = groups_of_part(first, tiles_of_outputs, target) if is_fixed else first.num_groups
     arguments = _arguments(first, inputs, outputs, rows) | {
         "offsets": matrices.offsets,
         "factors": matrices.factors,
         "starts": starts,
         "num_matrices": num_matrices,
-        "groups_of_part": first.num_groups,
+        "groups_of_part": groups,
+        "num_parts": -(-first.num_groups // groups),
         "IS_GROUPED": True,
+        "ADDS_PARTS": groups < first.num_groups,
     }
     # See `find_tile`: every matrix may have a tile that is not full.
     tiles = len(inputs) // rows + num_matrices if len(inputs) else 0
-    grid = (-(-first.num_outputs // _OUTPUTS[first.group]), tiles, 1)
+    grid = (tiles_of_outputs, tiles, 1)
     return _launch(grid, arguments, target, is_fixed=is_fixed)
 
 
@@ -194,10 +202,12 @@ def _arguments(
         "outputs": outputs,
         "num_rows": len(inputs),
         "num_matrices": 1,
+        "num_parts": 1,
         "input_stride": inputs.stride(0),
         "N": matrix.num_outputs,
         "HAS_BIAS": False,
         "IS_GROUPED": False,
+        "ADDS_PARTS": False,
         "OUTPUTS": _OUTPUTS[matrix.group],
         "ROWS": rows,
         "IS_INTERPRETED": IS_INTERPRETED,

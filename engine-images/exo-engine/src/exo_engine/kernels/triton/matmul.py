@@ -23,6 +23,8 @@ _FIXED_ROWS_OF_FLOAT32 = 32
 _MOST_TILE_ROWS = 64
 _OUTPUTS = 128
 _PROGRAMS, _LEAST_PART, _MOST_PARTS = 4, 512, 8
+_FIXED_PROGRAMS = 1
+"""Of a processor, where tiles have one size: large ones, of which it holds two at most."""
 _ENCODED = 4096
 
 
@@ -109,30 +111,32 @@ def plan_product(
         outputs: (T, N), contiguous.
         target: the GPU.
         factors: (T, 1) float32: the scale of each row of inputs, where these are e4m3.
-        is_fixed: a row's result has the same bits whatever other rows there are: tiles of one size, in each
-            of which inputs are added up in one order, by one program.
+        is_fixed: a row's result has the same bits whatever other rows there are: tiles of one size, and sums cut
+            in places that depend on the matrix and the GPU. Where there are rows for every processor, a program
+            adds all parts up, in the order in which it is done for few rows afterwards.
     """
     num_rows, num_outputs = len(inputs), len(weights)
     rows = _rows_of_tile(num_rows, weights, target, is_fixed=is_fixed)
     arguments, steps = _arguments(weights, scales, inputs, factors, rows)
     tiles = -(-num_rows // rows), -(-num_outputs // _OUTPUTS)
-    depth = arguments["DEPTH"]
-    assert isinstance(depth, int)
-    parts = min(max(1, _PROGRAMS * target.num_processors // (tiles[0] * tiles[1])), _MOST_PARTS)
-    of_part = steps if is_fixed else max(-(-steps // parts), min(steps, _LEAST_PART // depth))
+    of_part = _steps_of_part(arguments, steps, tiles, target, is_fixed=is_fixed)
     parts = -(-steps // of_part)
+    adds_parts = is_fixed and parts > 1 and tiles[0] * tiles[1] >= target.num_processors
+    programs = 1 if adds_parts else parts
     sums = outputs
-    if parts > 1:
+    if programs > 1:
         sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
     arguments |= {
         "bias": inputs if bias is None else bias,
         "outputs": sums,
         "steps_of_part": of_part,
-        "HAS_BIAS": bias is not None and parts == 1,
+        "num_parts": parts,
+        "HAS_BIAS": bias is not None and programs == 1,
+        "ADDS_PARTS": adds_parts,
         "HAS_E4M3": target.has_e4m3,
     }
-    product = _launch((*tiles, parts), arguments, target, fuses=not is_fixed)
-    return [product] if parts == 1 else [product, plan_adding(sums, bias, outputs)]
+    product = _launch((*tiles, programs), arguments, target, fuses=not is_fixed)
+    return [product] if programs == 1 else [product, plan_adding(sums, bias, outputs)]
 
 
 def plan_grouped(
@@ -149,19 +153,25 @@ def plan_grouped(
     num_matrices = len(starts) - 1
     each = -(-len(inputs) // num_matrices)
     rows = _rows_of_tile(each, matrices.first, target, is_fixed=is_fixed)
+    tiles_of_outputs = -(-outputs.shape[1] // _OUTPUTS)
     arguments, steps = _arguments(matrices.first, matrices.scales, inputs, factors, rows)
+    of_part = steps
+    if is_fixed:  # the bits of one matrix alone
+        of_part = _steps_of_part(arguments, steps, (1, tiles_of_outputs), target, is_fixed=True)
     arguments |= {
         "offsets": matrices.offsets,
         "starts": starts,
         "outputs": outputs,
         "num_matrices": num_matrices,
-        "steps_of_part": steps,
+        "steps_of_part": of_part,
+        "num_parts": -(-steps // of_part),
         "IS_GROUPED": True,
+        "ADDS_PARTS": of_part < steps,
         "HAS_E4M3": target.has_e4m3,
     }
     # See `find_tile`: every matrix may have a tile that is not full.
     tiles = len(inputs) // rows + num_matrices if len(inputs) else 0
-    grid = (tiles, -(-outputs.shape[1] // _OUTPUTS), 1)
+    grid = (tiles, tiles_of_outputs, 1)
     return _launch(grid, arguments, target, fuses=not is_fixed)
 
 
@@ -201,6 +211,30 @@ def _rows_of_tile(num_rows: int, weights: Tensor, target: Target, *, is_fixed: b
     return min(tile_of(num_rows, 16), most)
 
 
+def _steps_of_part(
+    arguments: dict[str, object],
+    steps: int,
+    tiles: tuple[int, int],
+    target: Target,
+    *,
+    is_fixed: bool,
+) -> int:
+    """Return how many tiles of inputs, `steps` in all, are one part of a sum.
+
+    Args:
+        arguments: of the kernel.
+        steps: tiles of inputs.
+        tiles: of rows and of outputs.
+        target: the GPU.
+        is_fixed: whatever the rows are.
+    """
+    depth = arguments["DEPTH"]
+    assert isinstance(depth, int)
+    wanted = (_FIXED_PROGRAMS if is_fixed else _PROGRAMS) * target.num_processors
+    parts = wanted // (tiles[1] if is_fixed else tiles[0] * tiles[1])
+    return max(-(-steps // min(max(1, parts), _MOST_PARTS)), min(steps, _LEAST_PART // depth))
+
+
 def _arguments(
     weights: Tensor, scales: Tensor | None, inputs: Tensor, factors: Tensor | None, rows: int
 ) -> tuple[dict[str, object], int]:
@@ -218,6 +252,7 @@ def _arguments(
         "bias": inputs,
         "num_rows": len(inputs),
         "num_matrices": 1,
+        "num_parts": 1,
         "input_stride": inputs.stride(0),
         "K": weights.shape[1],
         "N": weights.shape[0],
@@ -225,6 +260,7 @@ def _arguments(
         "HAS_FACTORS": factors is not None,
         "HAS_BIAS": False,
         "IS_GROUPED": False,
+        "ADDS_PARTS": False,
         "OUTPUTS": _OUTPUTS,
         "ROWS": rows,
         "DEPTH": depth,

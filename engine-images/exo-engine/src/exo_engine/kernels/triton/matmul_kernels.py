@@ -19,7 +19,60 @@ from exo_engine.kernels.triton.numbers import (
 from exo_engine.kernels.triton.tile_kernels import find_tile
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_matrices", "steps_of_part"])
+@triton.jit
+def _sum_part(
+    part,  # which
+    of_weights,  # (OUTPUTS, 1): where rows of weights begin
+    of_inputs,  # (ROWS, 1): where rows of inputs begin
+    factors,
+    scales,
+    outs,
+    rows,
+    is_out,
+    is_row,
+    steps_of_part,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    STORED: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    HAS_E4M3: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Return (OUTPUTS, ROWS) float32: the products of one part of the inputs, added up tile after tile."""
+    steps: tl.constexpr = (K + DEPTH - 1) // DEPTH
+    dtype: tl.constexpr = of_inputs.dtype.element_ty
+    places = tl.arange(0, DEPTH)
+    none = tl.zeros((outs.shape[0], rows.shape[0]), tl.float32)
+    sums = none
+    first = part * steps_of_part
+    for step in range(first, tl.minimum(first + steps_of_part, steps)):
+        at = step * DEPTH + places
+        is_place = (at < K)[None, :]
+        numbers = tl.load(of_weights + at[None, :], mask=is_out[:, None] & is_place, other=0.0)
+        own = tl.load(of_inputs + at[None, :], mask=is_row[:, None] & is_place, other=0.0)
+        if (
+            HAS_FACTORS
+        ):  # some tensor cores add FP8 up with few digits, so they add up one tile only
+            sums += multiply(numbers, tl.trans(own), none, IS_INTERPRETED)
+        elif STORED == "e4m3":
+            whole = decode_e4m3(numbers, dtype, HAS_E4M3)
+            found = multiply(whole, tl.trans(own), none, IS_INTERPRETED)
+            scale = tl.load(scales + step * N + outs, mask=is_out, other=0.0)
+            sums += found * scale[:, None]
+        elif STORED == "int8":
+            whole = numbers.to(tl.float32).to(dtype)
+            sums = multiply(whole, tl.trans(own), sums, IS_INTERPRETED)
+        else:
+            sums = multiply(numbers, tl.trans(own), sums, IS_INTERPRETED)
+    if HAS_FACTORS or STORED == "int8":
+        sums = sums * tl.load(scales + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
+    if HAS_FACTORS:
+        sums = sums * tl.load(factors + rows, mask=is_row, other=0.0)[None, :]
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_matrices", "steps_of_part", "num_parts"])
 def multiply_rows(
     inputs,  # (T, K), rows of `input_stride`
     factors,  # (T,) float32: the scale of each row, where inputs are FP8
@@ -32,6 +85,7 @@ def multiply_rows(
     num_rows,  # T
     num_matrices,  # X
     steps_of_part,
+    num_parts,  # P, read where a program adds all of them up
     input_stride,
     K: tl.constexpr,
     N: tl.constexpr,
@@ -39,15 +93,14 @@ def multiply_rows(
     HAS_FACTORS: tl.constexpr,  # whether inputs are e4m3
     HAS_BIAS: tl.constexpr,
     IS_GROUPED: tl.constexpr,  # False: all rows by the first matrix
+    ADDS_PARTS: tl.constexpr,  # as `add_parts` does, the first one first; False: a program has one
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     HAS_E4M3: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
-    """Multiply some rows by some outputs, over one part of the inputs, tile after tile."""
-    steps: tl.constexpr = (K + DEPTH - 1) // DEPTH
-    dtype: tl.constexpr = inputs.dtype.element_ty
+    """Multiply some rows by some outputs, over one part of the inputs or over all, one after the other."""
     part = tl.program_id(2)
     if IS_GROUPED:
         index = tl.program_id(0)
@@ -63,40 +116,20 @@ def multiply_rows(
         outs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         rows = first_row + tl.arange(0, ROWS)
         is_out, is_row = outs < N, rows < end_row
-        places = tl.arange(0, DEPTH)
         of_weights = weights + outs.to(tl.int64)[:, None] * K
         of_inputs = inputs + rows.to(tl.int64)[:, None] * input_stride
-        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-        first = part * steps_of_part
-        for step in range(first, tl.minimum(first + steps_of_part, steps)):
-            at = step * DEPTH + places
-            is_place = (at < K)[None, :]
-            numbers = tl.load(of_weights + at[None, :], mask=is_out[:, None] & is_place, other=0.0)
-            own = tl.load(of_inputs + at[None, :], mask=is_row[:, None] & is_place, other=0.0)
-            if (
-                HAS_FACTORS
-            ):  # some tensor cores add FP8 up with few digits, so they add up one tile only
-                sums += multiply(
-                    numbers, tl.trans(own), tl.zeros((OUTPUTS, ROWS), tl.float32), IS_INTERPRETED
-                )
-            elif STORED == "e4m3":
-                found = multiply(
-                    decode_e4m3(numbers, dtype, HAS_E4M3),
-                    tl.trans(own),
-                    tl.zeros((OUTPUTS, ROWS), tl.float32),
-                    IS_INTERPRETED,
-                )
-                scale = tl.load(scales + step * N + outs, mask=is_out, other=0.0)
-                sums += found * scale[:, None]
-            elif STORED == "int8":
-                whole = numbers.to(tl.float32).to(dtype)
-                sums = multiply(whole, tl.trans(own), sums, IS_INTERPRETED)
-            else:
-                sums = multiply(numbers, tl.trans(own), sums, IS_INTERPRETED)
-        if HAS_FACTORS or STORED == "int8":
-            sums = sums * tl.load(scales + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
-        if HAS_FACTORS:
-            sums = sums * tl.load(factors + rows, mask=is_row, other=0.0)[None, :]
+        if ADDS_PARTS:
+            sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+            for each in range(num_parts):
+                sums += _sum_part(
+                    each, of_weights, of_inputs, factors, scales, outs, rows, is_out, is_row,
+                    steps_of_part, K, N, STORED, HAS_FACTORS, DEPTH, HAS_E4M3, IS_INTERPRETED,
+                )  # fmt: skip
+        else:
+            sums = _sum_part(
+                part, of_weights, of_inputs, factors, scales, outs, rows, is_out, is_row,
+                steps_of_part, K, N, STORED, HAS_FACTORS, DEPTH, HAS_E4M3, IS_INTERPRETED,
+            )  # fmt: skip
         if HAS_BIAS:
             sums += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
         place = (part.to(tl.int64) * num_rows + rows)[:, None] * N + outs[None, :]
