@@ -34,7 +34,7 @@ def matrix_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Work
             yield _grouped(group, tokens, target, has_zeros=has_zeros)
         yield _grouped(group, 32, target, has_zeros=has_zeros, is_fixed=True)
         for rows in (1, 256):
-            yield from _products(SHAPES[0], group, rows, target, has_zeros=has_zeros, is_fixed=True)
+            yield from _products(SHAPES[1], group, rows, target, has_zeros=has_zeros, is_fixed=True)
 
 
 def _products(

@@ -19,6 +19,7 @@ from exo_engine.weight_formats.fp8 import why_not_scaled
 from gpu_launches import META, Work
 from product_cases import (
     ProductCase,
+    check_bits,
     check_fp8,
     check_norm,
     check_states,
@@ -59,7 +60,8 @@ def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Wor
         yield _grouped(stored, 32, target, is_fixed=True)
     for rows in (256, 2048):
         yield from product("e4m3", SHAPES[1], rows, target, is_fixed=True)
-    yield from product("router", ROUTER, 32, target, is_fixed=True)
+    for rows in (32, 8192):
+        yield from product("router", ROUTER, rows, target, is_fixed=True)
     for name in list(LATENTS)[-num_shapes:]:
         for rows in (32, 2048):
             yield from _latents(name, rows, target)
@@ -197,6 +199,8 @@ def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]
         "norm": partial(check_norm, device),
         "states": partial(check_states, device),
     }
+    if device.type == "cuda":  # a processor's own products have an order for each shape
+        checks["bits"] = partial(check_bits, device)
     for kind in fp8_kinds(Target.of(device)):
         checks[kind.__name__] = partial(check_fp8, kind, device)
     for seed, name in itertools.product(range(first, first + count), checks):

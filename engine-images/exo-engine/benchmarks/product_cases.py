@@ -8,12 +8,19 @@ from dataclasses import dataclass
 
 import torch
 from attention_cases import CPU, Poisoned
-from exo_engine.kernels.triton import fixed, states
+from exo_engine.kernels.triton import codes, fixed, states
 from exo_engine.kernels.triton.launch import Target
-from exo_engine.kernels.triton.matmul import BLOCK, Matrices, encode, plan_grouped, plan_product
+from exo_engine.kernels.triton.matmul import (
+    BLOCK,
+    Matrices,
+    encode,
+    multiply,
+    plan_grouped,
+    plan_product,
+)
 from exo_engine.weight_formats.base import Share
 from exo_engine.weight_formats.fp8 import Fp8, Fp8PerBlock, Fp8PerTensor, why_not_scaled
-from matrix_cases import rounding
+from matrix_cases import CodesCase, rounding
 from torch import Tensor
 
 
@@ -126,6 +133,34 @@ def random_product_case(seed: int, device: torch.device = CPU, *, most: int = 30
         dtype=numbers.choice((torch.float32, torch.bfloat16, torch.float16)),
         device=device,
     )
+
+
+def check_bits(device: torch.device, seed: int, *, most: int = 3000) -> None:
+    """Fail where rows alone have other bits than among others, with fixed sums: of numbers and of 4-bit codes."""
+    numbers = random.Random(seed)
+    can_scale = not why_not_scaled(Target.of(device))
+    case = ProductCase(
+        rows=(numbers.choice((140, 300, 900)),),
+        num_inputs=numbers.randrange(1, most),
+        num_outputs=numbers.randrange(1, most // 4),
+        stored=numbers.choice(("plain", "int8", "e4m3", *(("e4m3 rows",) if can_scale else ()))),
+        dtype=numbers.choice((torch.bfloat16, torch.float16)),
+        device=device,
+    )
+    (weights,), scales, _ = case.matrices(seed)
+    inputs = case.inputs(seed)
+    coded = CodesCase(
+        case.rows[0], case.num_inputs, case.num_outputs, numbers.choice((32, 64, 128)), device=device
+    ).matrix(seed)
+    ways = {
+        case.stored: lambda rows: multiply(weights, scales[0] if scales else None, rows, is_fixed=True),
+        "codes": lambda rows: codes.multiply(coded, rows, is_fixed=True),
+    }  # fmt: skip
+    for name, way in ways.items():
+        whole = way(inputs)
+        for first in (0, numbers.randrange(len(inputs))):
+            rows = slice(first, first + numbers.choice((1, 1, 17)))
+            assert torch.equal(way(inputs[rows]), whole[rows]), f"{name}: {rows} of {case}"
 
 
 def check_fp8(kind: type[Fp8], device: torch.device, seed: int) -> None:

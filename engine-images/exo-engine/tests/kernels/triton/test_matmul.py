@@ -19,7 +19,7 @@ from exo_engine.kernels.triton.matmul import (
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from matrix_cases import rounding
-from product_cases import ProductCase, random_product_case
+from product_cases import ProductCase, check_bits, random_product_case
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,12 @@ def test_a_row_has_the_same_bits_alone_and_among_others(stored: str, num_inputs:
     for rows in (slice(0, 1), slice(3, 60), slice(130, None)):
         alone = multiply(numbers, scale, inputs[rows], bias, is_fixed=True)
         assert torch.equal(alone, whole[rows])
+
+
+@pytest.mark.usefixtures("dots_in_one_order")
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_gpu_is_to_prove_holds_here(seed: int) -> None:
+    check_bits(torch.device("cpu"), seed, most=1400)
 
 
 @pytest.mark.parametrize("stored", STORED)

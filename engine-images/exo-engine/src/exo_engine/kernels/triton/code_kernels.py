@@ -42,16 +42,16 @@ def _zeros_of(block, rows, HAS_ZEROS: tl.constexpr, is_row):
 @triton.jit
 def _sum_groups(
     part,  # which
-    packed,
+    packed,  # as in `multiply_codes`, of this program's matrix; so are scales and factor
     scales,
     factor,
-    blocks,  # (OUTPUTS,): where the blocks of rows begin
+    blocks,  # (OUTPUTS,): where the blocks of outputs begin
     of_inputs,  # (ROWS, 1): where rows of inputs begin
-    outs,
-    is_out,
-    is_row,
+    outs,  # (OUTPUTS,)
+    is_out,  # (OUTPUTS,)
+    is_row,  # (ROWS,)
     groups_of_part,
-    last,  # the groups before which a sum ends
+    last,  # the group before which a sum ends
     K: tl.constexpr,
     GROUP: tl.constexpr,
     BYTES: tl.constexpr,
@@ -110,7 +110,7 @@ def multiply_codes(
     offsets,  # (X,) int64: how many bytes behind the first one's each matrix is
     factors,  # (X,) float32: of all scales of each
     starts,  # (X + 1,) int32: the rows of each
-    bias,  # (N,), read where there is one part
+    bias,  # (N,), read where a program has whole sums
     outputs,  # (T, N), or (P, T, N) float32
     num_rows,  # T
     num_matrices,  # X

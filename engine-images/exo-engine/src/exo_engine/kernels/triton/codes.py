@@ -25,6 +25,8 @@ _OUTPUTS = {32: 128, 64: 64, 128: 64}
 # Programs that a processor is to have, so that enough bytes are on their way.
 _PROGRAMS = 4
 _LEAST_PART, _MOST_PARTS = 512, 8
+FIXED_PROGRAMS = 1
+"""The same where a sum is cut in places that no rows change: their tiles are the largest there are."""
 # Numbers of a program's inputs per group, up to which four groups are on their way at a time.
 _MOST_STAGED = 4096
 _TILE = 1024
@@ -93,22 +95,21 @@ def plan_codes(
     num_rows, num_outputs = len(inputs), matrix.num_outputs
     rows = _rows_of_tile(num_rows, is_fixed=is_fixed)
     tiles = -(-num_outputs // _OUTPUTS[matrix.group]), -(-num_rows // rows)
-    groups = groups_of_part(matrix, tiles[0] * (1 if is_fixed else tiles[1]), target)
-    parts = -(-matrix.num_groups // groups)
-    adds_parts = is_fixed and parts > 1 and tiles[0] * tiles[1] >= target.num_processors
-    programs = 1 if adds_parts else parts
-    sums = outputs
-    if programs > 1:
-        sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
+    groups = fixed_groups_of_part(matrix, target)
+    if not is_fixed:
+        groups = groups_of_part(matrix, tiles[0] * tiles[1], target)
+    num_parts = -(-matrix.num_groups // groups)
+    num_programs = 1 if is_fixed and is_full(tiles, target) else num_parts
+    sums = room_for_parts(num_programs, outputs)
     arguments = _arguments(matrix, inputs, sums, rows) | {
         "bias": inputs if bias is None else bias,
         "groups_of_part": groups,
-        "num_parts": parts,
-        "HAS_BIAS": bias is not None and programs == 1,
-        "ADDS_PARTS": adds_parts,
+        "num_parts": num_parts,
+        "HAS_BIAS": bias is not None and num_programs == 1,
+        "ADDS_PARTS": num_programs < num_parts,
     }
-    product = _launch((*tiles, programs), arguments, target, is_fixed=is_fixed)
-    return [product] if programs == 1 else [product, plan_adding(sums, bias, outputs)]
+    product = _launch((*tiles, num_programs), arguments, target, is_fixed=is_fixed)
+    return [product] if num_programs == 1 else [product, plan_adding(sums, bias, outputs)]
 
 
 def plan_grouped_codes(
@@ -125,7 +126,7 @@ def plan_grouped_codes(
     rows = _rows_of_tile(-(-len(inputs) // num_matrices), is_fixed=is_fixed)
     tiles_of_outputs = -(-first.num_outputs // _OUTPUTS[first.group])
     # Where sums are fixed they have the bits of one matrix alone.
-    groups = groups_of_part(first, tiles_of_outputs, target) if is_fixed else first.num_groups
+    groups = fixed_groups_of_part(first, target) if is_fixed else first.num_groups
     arguments = _arguments(first, inputs, outputs, rows) | {
         "offsets": matrices.offsets,
         "factors": matrices.factors,
@@ -142,11 +143,31 @@ def plan_grouped_codes(
     return _launch(grid, arguments, target, is_fixed=is_fixed)
 
 
-def groups_of_part(matrix: QuantizedMatrix, num_tiles: int, target: Target) -> int:
-    """Return how many groups of inputs one program adds up."""
-    parts = min(max(1, _PROGRAMS * target.num_processors // num_tiles), _MOST_PARTS)
+def groups_of_part(
+    matrix: QuantizedMatrix, num_tiles: int, target: Target, programs: int = _PROGRAMS
+) -> int:
+    """Return how many groups of inputs are one part of a sum, where a processor is to have so many programs."""
+    parts = min(max(1, programs * target.num_processors // num_tiles), _MOST_PARTS)
     least = max(1, _LEAST_PART // matrix.group)
     return max(least, -(-matrix.num_groups // parts))
+
+
+def fixed_groups_of_part(matrix: QuantizedMatrix, target: Target) -> int:
+    """Return the same whatever rows there are."""
+    tiles = -(-matrix.num_outputs // _OUTPUTS[matrix.group])
+    return groups_of_part(matrix, tiles, target, FIXED_PROGRAMS)
+
+
+def is_full(tiles: tuple[int, int], target: Target) -> bool:
+    """Return whether tiles of rows and outputs give every processor a program, so that it adds up all parts of its sums."""
+    return tiles[0] * tiles[1] >= FIXED_PROGRAMS * target.num_processors
+
+
+def room_for_parts(num_parts: int, outputs: Tensor) -> Tensor:
+    """Return what programs write to: outputs (T, N), or (P, T, N) float32 where each has a part of their sums."""
+    if num_parts == 1:
+        return outputs
+    return torch.empty(num_parts, *outputs.shape, device=outputs.device)
 
 
 def plan_numbers(matrix: QuantizedMatrix, rows: slice, outputs: Tensor) -> Launch:

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exo_engine.kernels.triton.codes import plan_adding
+from exo_engine.kernels.triton.codes import (
+    FIXED_PROGRAMS,
+    is_full,
+    plan_adding,
+    room_for_parts,
+)
 from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target, tile_of
 from exo_engine.kernels.triton.matmul_kernels import encode_rows, multiply_rows
 
@@ -23,8 +28,6 @@ _FIXED_ROWS_OF_FLOAT32 = 32
 _MOST_TILE_ROWS = 64
 _OUTPUTS = 128
 _PROGRAMS, _LEAST_PART, _MOST_PARTS = 4, 512, 8
-_FIXED_PROGRAMS = 1
-"""Of a processor, where tiles have one size: large ones, of which it holds two at most."""
 _ENCODED = 4096
 
 
@@ -120,23 +123,20 @@ def plan_product(
     arguments, steps = _arguments(weights, scales, inputs, factors, rows)
     tiles = -(-num_rows // rows), -(-num_outputs // _OUTPUTS)
     of_part = _steps_of_part(arguments, steps, tiles, target, is_fixed=is_fixed)
-    parts = -(-steps // of_part)
-    adds_parts = is_fixed and parts > 1 and tiles[0] * tiles[1] >= target.num_processors
-    programs = 1 if adds_parts else parts
-    sums = outputs
-    if programs > 1:
-        sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
+    num_parts = -(-steps // of_part)
+    num_programs = 1 if is_fixed and is_full(tiles, target) else num_parts
+    sums = room_for_parts(num_programs, outputs)
     arguments |= {
         "bias": inputs if bias is None else bias,
         "outputs": sums,
         "steps_of_part": of_part,
-        "num_parts": parts,
-        "HAS_BIAS": bias is not None and programs == 1,
-        "ADDS_PARTS": adds_parts,
+        "num_parts": num_parts,
+        "HAS_BIAS": bias is not None and num_programs == 1,
+        "ADDS_PARTS": num_programs < num_parts,
         "HAS_E4M3": target.has_e4m3,
     }
-    product = _launch((*tiles, programs), arguments, target, fuses=not is_fixed)
-    return [product] if programs == 1 else [product, plan_adding(sums, bias, outputs)]
+    product = _launch((*tiles, num_programs), arguments, target, fuses=not is_fixed)
+    return [product] if num_programs == 1 else [product, plan_adding(sums, bias, outputs)]
 
 
 def plan_grouped(
@@ -230,7 +230,7 @@ def _steps_of_part(
     """
     depth = arguments["DEPTH"]
     assert isinstance(depth, int)
-    wanted = (_FIXED_PROGRAMS if is_fixed else _PROGRAMS) * target.num_processors
+    wanted = (FIXED_PROGRAMS if is_fixed else _PROGRAMS) * target.num_processors
     parts = wanted // (tiles[1] if is_fixed else tiles[0] * tiles[1])
     return max(-(-steps // min(max(1, parts), _MOST_PARTS)), min(steps, _LEAST_PART // depth))
 

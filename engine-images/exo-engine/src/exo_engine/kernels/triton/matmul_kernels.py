@@ -24,12 +24,12 @@ def _sum_part(
     part,  # which
     of_weights,  # (OUTPUTS, 1): where rows of weights begin
     of_inputs,  # (ROWS, 1): where rows of inputs begin
-    factors,
-    scales,
-    outs,
-    rows,
-    is_out,
-    is_row,
+    factors,  # as in `multiply_rows`
+    scales,  # the same, of this program's matrix
+    outs,  # (OUTPUTS,)
+    rows,  # (ROWS,)
+    is_out,  # (OUTPUTS,)
+    is_row,  # (ROWS,)
     steps_of_part,
     K: tl.constexpr,
     N: tl.constexpr,
@@ -43,21 +43,20 @@ def _sum_part(
     steps: tl.constexpr = (K + DEPTH - 1) // DEPTH
     dtype: tl.constexpr = of_inputs.dtype.element_ty
     places = tl.arange(0, DEPTH)
-    none = tl.zeros((outs.shape[0], rows.shape[0]), tl.float32)
-    sums = none
+    zeros = tl.zeros((outs.shape[0], rows.shape[0]), tl.float32)
+    sums = zeros
     first = part * steps_of_part
     for step in range(first, tl.minimum(first + steps_of_part, steps)):
         at = step * DEPTH + places
         is_place = (at < K)[None, :]
         numbers = tl.load(of_weights + at[None, :], mask=is_out[:, None] & is_place, other=0.0)
         own = tl.load(of_inputs + at[None, :], mask=is_row[:, None] & is_place, other=0.0)
-        if (
-            HAS_FACTORS
-        ):  # some tensor cores add FP8 up with few digits, so they add up one tile only
-            sums += multiply(numbers, tl.trans(own), none, IS_INTERPRETED)
+        # Some tensor cores add FP8 up with few digits, so they add up one tile only.
+        if HAS_FACTORS:
+            sums += multiply(numbers, tl.trans(own), zeros, IS_INTERPRETED)
         elif STORED == "e4m3":
             whole = decode_e4m3(numbers, dtype, HAS_E4M3)
-            found = multiply(whole, tl.trans(own), none, IS_INTERPRETED)
+            found = multiply(whole, tl.trans(own), zeros, IS_INTERPRETED)
             scale = tl.load(scales + step * N + outs, mask=is_out, other=0.0)
             sums += found * scale[:, None]
         elif STORED == "int8":
