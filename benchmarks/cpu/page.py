@@ -144,7 +144,8 @@ def _served(report: Report, model: str) -> str:
         for name in report.names
         for case, figure, _ in SERVED
     }
-    names = [name for name in report.names if cells[name, "start", "ready_seconds"] is not None]
+    there = {name for (name, _, _), value in cells.items() if value is not None}
+    names = [name for name in report.names if name in there]
     if not names:
         return ""
     rows = [
