@@ -1,6 +1,6 @@
 """What a server's clients see: streams of `/v1/completions`, prompts given as tokens, answers of a fixed length.
 
-All servers get the same requests in the same order. Times are from sending a request until its first text, and
+All servers get requests of the same lengths in the same order, and the same prompts but where a load is made again. Times are from sending a request until its first text, and
 between two pieces of text.
 """
 
@@ -21,7 +21,9 @@ FIRST_TOKEN = 256
 """The tokens before it are bytes, and not all of them are text."""
 CONCURRENCY = 16
 MANY, MANY_AT_ONCE = 1000, 64
-_MANY_PROMPT, _MANY_OUTPUT, _MANY_WARM = 96, 16, 250
+_MANY_PROMPT, _MANY_OUTPUT = 96, 16
+_MANY_WARM = 800
+"""Requests by which a cache of 1 GiB for prompts that may come again is full, with these models."""
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_ANSWER = 32, 510, 280
 _TURN_TOKENS, _NEW_TOKENS, _TURN_OUTPUT = 1024, 64, 16
 _LONG_PROMPT, _BESIDE, _BESIDE_PROMPT = 2000, 8, 64
@@ -157,7 +159,7 @@ class Client:
             count: how many requests.
 
         Returns:
-            Tokens per second, and by how much more memory is held at the end than after a quarter of them, in MB.
+            Tokens per second, and by how much more memory is held at the end than after four fifths of them, in MB.
         """
         left, done, warm_mb = count, 0, 0.0
 

@@ -157,7 +157,10 @@ class Watch:
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
-        """Stop what was started, and let it go on afterwards."""
+        """Stop what was started, and let it go on afterwards.
+
+        Where this process is killed meanwhile, what was started stays stopped: `kill -CONT`, then end it.
+        """
         processes = read_processes()
         begun = [
             pid for pid in processes if _is_begun_by(os.getpid(), self.sessions, pid, processes)
@@ -183,21 +186,25 @@ class Watch:
 
 def _tell(processes: Collection[int], number: signal.Signals) -> None:
     for pid in processes:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def _await_stop(processes: Collection[int]) -> None:
-    """Wait until none of these computes any more; a thread stops when it next has a processor."""
+    """Wait until no thread of these computes any more: each stops when it next has a processor.
+
+    One that waits for a disk or a driver stops later, and computes nothing meanwhile.
+    """
     until = time.monotonic() + _STOP_SECONDS
-    while any(_state(pid) in "RSD" for pid in processes) and time.monotonic() < until:
+    while any(_states(pid) & {"R", "S"} for pid in processes) and time.monotonic() < until:
         time.sleep(0.001)
 
 
-def _state(pid: int) -> str:
-    """Return the letter that /proc has for a process's state; Z if it has gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "Z"
-    return text.rpartition(")")[2].split()[0]
+def _states(pid: int) -> set[str]:
+    """Return the letters that /proc has for the states of a process's threads; none if it has gone."""
+    found = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found.add(text.rpartition(")")[2].split()[0])
+    return found

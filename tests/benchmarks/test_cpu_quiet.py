@@ -127,13 +127,15 @@ def test_a_process_that_we_started_is_not_others(tmp_path: Path) -> None:
 def test_what_was_started_is_stopped_while_the_pace_is_read(tmp_path: Path) -> None:
     """With what it started itself; it goes on while something is measured."""
     script = (
-        "import subprocess, sys; child = subprocess.Popen(['sleep', '600'], start_new_session=True);"
-        "print(child.pid, flush=True); sys.stdin.read(); child.kill()"
+        "import itertools, subprocess, sys, threading;"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        "busy = threading.Thread(target=lambda: all(True for _ in itertools.count()), daemon=True);"
+        "busy.start(); print(child.pid, flush=True); sys.stdin.read(); child.kill()"
     )
     seen: list[set[str]] = []
 
     def look() -> float:
-        seen.append({state_of(pid) for pid in pids})
+        seen.append(set().union(*map(states_of, pids)))
         return 1.0
 
     watch = Watch(look)
@@ -141,15 +143,17 @@ def test_what_was_started_is_stopped_while_the_pace_is_read(tmp_path: Path) -> N
     with started(command, tmp_path / "log", watch, has_pipes=True) as process:
         assert process.stdout is not None
         pids = [process.pid, int(process.stdout.readline())]
-        within = watch.measure(lambda: {state_of(pid) for pid in pids}).result
-        after = {state_of(pid) for pid in pids}
+        within = watch.measure(lambda: set().union(*map(states_of, pids))).result
+        after = set().union(*map(states_of, pids))
     assert all(states == {"T"} for states in seen)
     assert len(seen) == 12
     assert "T" not in within | after
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def states_of(pid: int) -> set[str]:
+    """Return the states of a process's threads."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {each.read_text().rpartition(")")[2].split()[0] for each in threads}
 
 
 def test_what_a_process_left_behind_is_stopped_with_it(tmp_path: Path) -> None:

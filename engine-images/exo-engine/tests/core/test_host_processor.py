@@ -9,7 +9,7 @@ import pytest
 import torch
 from exo_engine.config import EngineConfig, ModelLimits, resolve
 from exo_engine.core import host_memory
-from exo_engine.core.host_memory import has_bfloat16, usable_cores
+from exo_engine.core.host_memory import has_bfloat16, is_metered, usable_cores
 from exo_engine.core.loading import threads_of_rank
 
 V1, V2 = "9:name=systemd:/\n4:cpu,cpuacct:/docker/abc\n0::/\n", "0::/pod/engine\n"
@@ -83,6 +83,7 @@ def test_cores_are_those_that_the_control_groups_leave(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert usable_cores(tmp_path) == cores
+    assert is_metered(tmp_path) == (cores < 8)
 
 
 @pytest.mark.parametrize(

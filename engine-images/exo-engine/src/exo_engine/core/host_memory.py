@@ -43,6 +43,11 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(1, min(allowed))
 
 
+def is_metered(root: Path = ROOT) -> bool:
+    """Return whether a control group limits this process's processor time, so that what it waits awake is lost later."""
+    return any(limit < len(os.sched_getaffinity(0)) for limit in _core_limits(root))
+
+
 def _core_limits(root: Path) -> Iterator[float]:
     """Yield the processor time per second of every control group that bounds this process's."""
     for version, group in _groups(root, "cpu"):

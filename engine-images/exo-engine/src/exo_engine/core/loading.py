@@ -20,7 +20,7 @@ from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core import host_memory
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.executor import DirectExecutor, Executor, StepRunner, ThreadExecutor
-from exo_engine.core.host_memory import has_bfloat16
+from exo_engine.core.host_memory import has_bfloat16, is_metered
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import (
     DeviceMemory,
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
+_AWAKE_US, _AWAKE_METERED_US = 1000, 40
+"""For how long the kernels' threads wait for the next call: from one step to the next, or within a step only."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -198,6 +200,7 @@ def load_model(
     # In any number format, as they choose tokens, too.
     if (kernels := kernels_for(torch.bfloat16, torch.device(settings.device))) is not None:
         kernels.set_num_threads(torch.get_num_threads())
+        kernels.wait_awake(_AWAKE_METERED_US if is_metered() else _AWAKE_US)
     entries = check_checkpoint(settings.model_dir, spec, settings.weight_format, make)
     on = partial(make, spec, dtype=DTYPES[settings.dtype], weight_format=settings.weight_format)
     check_weights_fit(on(device=torch.device("meta")).num_bytes, settings)

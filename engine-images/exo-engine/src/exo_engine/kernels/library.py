@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
-_INTERFACE = 9
+_INTERFACE = 10
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
@@ -185,6 +185,10 @@ class Kernels:
     def set_num_threads(self, num_threads: int) -> None:
         """Share each call among so many threads."""
         self._library.exo_set_num_threads(num_threads)
+
+    def wait_awake(self, microseconds: int) -> None:
+        """Have threads wait so long for the next call before they sleep; while they wait they take processor time."""
+        self._library.exo_wait_awake(microseconds)
 
 
 def available_paths() -> tuple[str, ...]:

@@ -65,10 +65,10 @@ class QuantizedMatrix:
             self.num_groups,
             self._head + _BLOCK * group * bits // 8,
         )
-        is_here = (device or torch.get_default_device()).type == "cpu"
+        is_on_cpu = (device or torch.get_default_device()).type == "cpu"
         self.storage = (
             WEIGHTS.empty(shape, torch.uint8)
-            if is_here
+            if is_on_cpu
             else torch.empty(shape, dtype=torch.uint8, device=device)
         )
         """The packed form: blocks, groups, bytes."""

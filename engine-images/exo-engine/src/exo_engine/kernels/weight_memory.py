@@ -1,7 +1,7 @@
 """Memory for packed weights: one matrix after the other in large pieces, which the system may hold in huge pages.
 
 A step of few tokens reads all weights once. In pages of 4 KiB a processor reads ahead to the end of a page only, and
-looks addresses up some 60,000 times; most matrices alone are no multiple of the 2 MiB of a huge page.
+looks up an address for each; and few matrices are a multiple of a huge page, 2 MiB on x86.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import math
 import mmap
 import threading
+import weakref
 from contextlib import suppress
 
 import torch
@@ -27,16 +28,22 @@ class WeightMemory:
     def __init__(self, piece_bytes: int = _PIECE_BYTES) -> None:
         self._piece_bytes = piece_bytes
         self._lock = threading.Lock()
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._piece: weakref.ref[mmap.mmap] | None = None
+        self._at = 0
+        """Where what is left of the piece begins."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a contiguous tensor on the CPU, whose numbers may be anything."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        whole = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes == 0:
+            return torch.empty(shape, dtype=dtype)
         with self._lock:
-            if whole > len(self._rest):
-                self._rest = _new_piece(max(whole, self._piece_bytes))
-            taken, self._rest = self._rest[:num_bytes], self._rest[whole:]
+            piece = None if self._piece is None else self._piece()
+            if piece is None or self._at + num_bytes > len(piece):
+                piece = _new_piece(max(num_bytes, self._piece_bytes))
+                self._piece, self._at = weakref.ref(piece), _first_page(piece)
+            taken = torch.frombuffer(piece, dtype=torch.uint8, count=num_bytes, offset=self._at)
+            self._at += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return taken.view(dtype).view(shape)
 
 
@@ -44,14 +51,14 @@ WEIGHTS = WeightMemory()
 """Of this process."""
 
 
-def _new_piece(num_bytes: int) -> Tensor:
-    """Return bytes that begin at a huge page, where the system has such."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None:
-        return torch.empty(num_bytes, dtype=torch.uint8)
+def _new_piece(num_bytes: int) -> mmap.mmap:
+    """Return memory with room for so many bytes from its first huge page on."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=flags)
     with suppress(OSError):  # a kernel that was built without huge pages
-        memory.madvise(advice)
-    first = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_PAGE
-    return torch.frombuffer(memory, dtype=torch.uint8)[first : first + num_bytes]
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _first_page(memory: mmap.mmap) -> int:
+    return -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_PAGE

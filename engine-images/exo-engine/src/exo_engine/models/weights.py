@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -158,8 +159,8 @@ def load_weights(
 ) -> None:
     """Fill every layer of `model` from the tensors of `entries`, reporting progress by bytes.
 
-    Layer by layer and from mapped files, so that besides the finished layers no more is in memory of
-    this process than one layer's tensors.
+    Layer by layer and from mapped files, whose pages are given back after each layer, so that besides the finished
+    layers no more is in memory of this process than one layer's tensors.
 
     Raises:
         ModelUnusable: a file changed or broke since its header was read.
@@ -169,15 +170,19 @@ def load_weights(
     with ExitStack() as files:
         mapped: dict[Path, Any] = {}
         for layer in model.weighted_layers:
+            tensors = []
             for name, slot in layer.slots_for(entries).items():
                 entry = entries[name]
-                slot.load(_map_tensor(entry, mapped, files))
+                tensors.append(_map_tensor(entry, mapped, files))
+                slot.load(tensors[-1])
                 done += entry.num_bytes
                 percent = done * 100 // max(total, 1)
                 if percent > reported:
                     reported = percent
                     progress(f"loading weights {percent} %")
             layer.finish()
+            for tensor in tensors:
+                _return_mapped_pages(tensor)
             _return_freed_memory()
     logger.info("loaded %d tensors, %d bytes", len(entries), total)
 
@@ -190,6 +195,18 @@ def _return_freed_memory() -> None:
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _return_mapped_pages(tensor: torch.Tensor) -> None:
+    """Have the system take back the pages of a tensor in its file: what they hold is read again if it is looked at."""
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    if advice is None or tensor.untyped_storage().filename is None:
+        return
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    first, past = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < past:
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(past - first), advice)
 
 
 def _map_tensor(entry: TensorEntry, mapped: dict[Path, Any], files: ExitStack) -> torch.Tensor:

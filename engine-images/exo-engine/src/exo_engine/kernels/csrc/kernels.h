@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 // Of the functions and their structures: goes up with any change of them, together with library.py's.
-#define EXO_INTERFACE 9
+#define EXO_INTERFACE 10
 
 extern "C" {
 

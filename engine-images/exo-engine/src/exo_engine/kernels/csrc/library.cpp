@@ -114,3 +114,4 @@ EXO_EXPORT int exo_interface() { return EXO_INTERFACE; }
 EXO_EXPORT void exo_set_pulse(long long* pulse) { exo::set_pulse(pulse); }
 
 EXO_EXPORT void exo_set_num_threads(int num_threads) { exo::set_num_threads(num_threads); }
+EXO_EXPORT void exo_wait_awake(int microseconds) { exo::wait_awake(microseconds); }

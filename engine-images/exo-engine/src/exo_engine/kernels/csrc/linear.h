@@ -17,13 +17,13 @@
 namespace {
 
 template <int Rows, int Units>
-void multiply_tile(const LinearCall& call, long row, long output) {
+void multiply_tile(const LinearCall& call, long row, long output, long past) {
   constexpr int kVectors = Units * kUnitVectors;
   const long num_pairs = call.num_inputs / 2;
   const Bf16* weights =
       (const Bf16*)call.packed + output / kBlock * kBlock * call.num_inputs + output % kBlock * 2;
   const Bf16* inputs = call.inputs + row * call.num_inputs;
-  NextBlock next(call, kBlock * call.num_inputs * sizeof(Bf16), output, row, num_pairs);
+  NextBlock next(call, kBlock * call.num_inputs * sizeof(Bf16), row, output + Units * kUnit, past, num_pairs);
   Floats sums[Rows][kVectors] = {};
   for (long pair = 0; pair < num_pairs; pair++, weights += kBlock * 2) {
     Pairs columns[kVectors];
@@ -41,32 +41,32 @@ void multiply_tile(const LinearCall& call, long row, long output) {
 }
 
 template <int Rows>
-void multiply_rows(const LinearCall& call, long row, long output, int units) {
+void multiply_rows(const LinearCall& call, long row, long output, int units, long past) {
   if constexpr (kMaxUnits >= 4) {
-    if (units == 4) return multiply_tile<Rows, 4>(call, row, output);
-    if (units == 3) return multiply_tile<Rows, 3>(call, row, output);
+    if (units == 4) return multiply_tile<Rows, 4>(call, row, output, past);
+    if (units == 3) return multiply_tile<Rows, 3>(call, row, output, past);
   }
   if constexpr (kMaxUnits >= 2) {
-    if (units == 2) return multiply_tile<Rows, 2>(call, row, output);
+    if (units == 2) return multiply_tile<Rows, 2>(call, row, output, past);
   }
-  multiply_tile<Rows, 1>(call, row, output);
+  multiply_tile<Rows, 1>(call, row, output, past);
 }
 
-// All rows for up to kMaxUnits units of outputs of one block.
-inline void multiply_units(const LinearCall& call, long output, int units) {
+// All rows for up to kMaxUnits units of outputs of one block; `past`: behind the last output of this thread.
+inline void multiply_units(const LinearCall& call, long output, int units, long past) {
   long row = 0;
-  for (; row + kMaxRows <= call.rows; row += kMaxRows) multiply_rows<kMaxRows>(call, row, output, units);
+  for (; row + kMaxRows <= call.rows; row += kMaxRows) multiply_rows<kMaxRows>(call, row, output, units, past);
   switch (call.rows - row) {
     case 1:
-      return multiply_rows<1>(call, row, output, units);
+      return multiply_rows<1>(call, row, output, units, past);
     case 2:
-      return multiply_rows < kMaxRows<2 ? 1 : 2>(call, row, output, units);
+      return multiply_rows < kMaxRows<2 ? 1 : 2>(call, row, output, units, past);
     case 3:
-      return multiply_rows < kMaxRows<3 ? 1 : 3>(call, row, output, units);
+      return multiply_rows < kMaxRows<3 ? 1 : 3>(call, row, output, units, past);
     case 4:
-      return multiply_rows < kMaxRows<4 ? 1 : 4>(call, row, output, units);
+      return multiply_rows < kMaxRows<4 ? 1 : 4>(call, row, output, units, past);
     case 5:
-      return multiply_rows < kMaxRows<5 ? 1 : 5>(call, row, output, units);
+      return multiply_rows < kMaxRows<5 ? 1 : 5>(call, row, output, units, past);
   }
 }
 
@@ -86,7 +86,7 @@ inline void multiply_parts(const LinearCall& call, const QuantizedRows& rows, lo
     long count = per_block - part % per_block;
     if (count > past - part) count = past - part;
     if (count > kMaxUnits) count = kMaxUnits;
-    multiply_units(call, part * kUnit, (int)count);
+    multiply_units(call, part * kUnit, (int)count, past * kUnit);
     exo::beat();
     part += count;
   }

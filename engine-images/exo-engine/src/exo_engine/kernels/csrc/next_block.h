@@ -10,16 +10,19 @@ class NextBlock {
  public:
   // Args:
   //   block_bytes: of each block, which follow one another.
-  //   output, row: the first of this pass.
+  //   row, end: the pass's first row, and the output behind its last: the pass that ends a block reads ahead.
+  //   past: the output behind the last that this thread computes.
   //   steps: how often the pass calls `read_ahead`.
-  NextBlock(const LinearCall& call, long block_bytes, long output, long row, long steps) {
-    const long passes = (call.rows + kMaxRows - 1) / kMaxRows;
-    if (passes < kLeastPasses || block_bytes > kMostBytes) return;
-    step_ = (block_bytes + steps * passes - 1) / (steps * passes);
-    at_ = (const char*)call.packed + (output / kBlock + 1) * block_bytes + row / kMaxRows * steps * step_;
+  NextBlock(const LinearCall& call, long block_bytes, long row, long end, long past, long steps) {
+    const long passes = (call.rows + kMaxRows - 1) / kMaxRows, reads = steps * passes;
+    if (passes < kLeastPasses || block_bytes > kMostBytes || end % kBlock || end >= past || reads == 0) return;
+    const long step = (block_bytes + reads - 1) / reads, first = row / kMaxRows * steps * step;
+    if (first >= block_bytes) return;  // more passes than a block has bytes for
+    at_ = (const char*)call.packed + end / kBlock * block_bytes + first;
+    step_ = step;
   }
 
-  // Whether it pays; else a pass reads a little of its own block ahead.
+  // Whether this pass does so; else it reads a little of its own block ahead.
   bool is_wanted() const { return step_ > 0; }
 
   void read_ahead() {
@@ -28,8 +31,8 @@ class NextBlock {
   }
 
  private:
-  static constexpr long kLeastPasses = 3;     // with two, what is left to fetch in one holds that one up
-  static constexpr long kMostBytes = 1 << 18;  // two blocks fit into a core's second cache
+  static constexpr long kLeastPasses = 3;      // with two, what is left to fetch in one holds that one up
+  static constexpr long kMostBytes = 1 << 18;  // more, and a second cache of 1 MiB has no room for inputs beside two
   static constexpr long kLine = 64;
 
   const char* at_ = nullptr;

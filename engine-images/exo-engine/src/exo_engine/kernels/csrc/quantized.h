@@ -103,13 +103,13 @@ inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& 
 }
 
 template <int Rows, int Units, int Bits, bool HasZeros>
-void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row, long output) {
+void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row, long output, long past) {
   constexpr int kVectors = Units * kUnitVectors, kQuads = Bits == 8 ? 1 : 2;  // quads of inputs in 32 bits of codes
   const long groups = num_groups(call), padded = groups * call.group, inside = output % kBlock;
   const long codes_bytes = kBlock * call.group * Bits / 8, head_bytes = kBlock * (HasZeros ? 3 : 2);
   const uint8_t* at = (const uint8_t*)call.packed + output / kBlock * groups * (head_bytes + codes_bytes);
   const int8_t* inputs = rows.numbers + row * padded;
-  NextBlock next(call, groups * (head_bytes + codes_bytes), output, row, padded / 4 / kQuads);
+  NextBlock next(call, groups * (head_bytes + codes_bytes), row, output + Units * kUnit, past, padded / 4 / kQuads);
   Floats sums[Rows][kVectors] = {};
   for (long group = 0; group < groups; group++, at += head_bytes + codes_bytes) {
     Ints totals[Rows][kVectors];
@@ -151,28 +151,29 @@ void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row,
 }
 
 template <int Rows, int Bits, bool HasZeros>
-void multiply_row_tile(const LinearCall& call, const QuantizedRows& rows, long row, long output, int units) {
+void multiply_row_tile(const LinearCall& call, const QuantizedRows& rows, long row, long output, int units,
+                       long past) {
   // Sums of 4-bit groups are wanted in registers beside the integers.
   constexpr bool kIsWide = kLanes == 16 && (Bits == 8 || Rows <= 3);
   if constexpr (kIsWide) {
-    if (units == 4) return multiply_codes<Rows, 4, Bits, HasZeros>(call, rows, row, output);
+    if (units == 4) return multiply_codes<Rows, 4, Bits, HasZeros>(call, rows, row, output, past);
   }
   for (int unit = 0; unit < units; unit += 2)
-    multiply_codes<Rows, 2, Bits, HasZeros>(call, rows, row, output + unit * kUnit);
+    multiply_codes<Rows, 2, Bits, HasZeros>(call, rows, row, output + unit * kUnit, past);
 }
 
 template <int Bits, bool HasZeros>
-void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long output, int units) {
+void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long output, int units, long past) {
   long row = 0;
   for (; row + kMaxRows <= call.rows; row += kMaxRows)
-    multiply_row_tile<kMaxRows, Bits, HasZeros>(call, rows, row, output, units);
+    multiply_row_tile<kMaxRows, Bits, HasZeros>(call, rows, row, output, units, past);
   const long left = call.rows - row;
-  if (left == 1) return multiply_row_tile<1, Bits, HasZeros>(call, rows, row, output, units);
+  if (left == 1) return multiply_row_tile<1, Bits, HasZeros>(call, rows, row, output, units, past);
   if constexpr (kMaxRows > 2) {
-    if (left == 2) return multiply_row_tile<2, Bits, HasZeros>(call, rows, row, output, units);
-    if (left == 3) return multiply_row_tile<3, Bits, HasZeros>(call, rows, row, output, units);
-    if (left == 4) return multiply_row_tile<4, Bits, HasZeros>(call, rows, row, output, units);
-    if (left == 5) return multiply_row_tile<5, Bits, HasZeros>(call, rows, row, output, units);
+    if (left == 2) return multiply_row_tile<2, Bits, HasZeros>(call, rows, row, output, units, past);
+    if (left == 3) return multiply_row_tile<3, Bits, HasZeros>(call, rows, row, output, units, past);
+    if (left == 4) return multiply_row_tile<4, Bits, HasZeros>(call, rows, row, output, units, past);
+    if (left == 5) return multiply_row_tile<5, Bits, HasZeros>(call, rows, row, output, units, past);
   }
 }
 
@@ -309,11 +310,11 @@ inline void multiply_pairs(const LinearCall& call, const QuantizedRows& rows, lo
   while (pair < past) {
     const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
     if (call.bits == 8)
-      multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units);
+      multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units, past * 2 * kUnit);
     else if (call.has_zeros)
-      multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units);
+      multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units, past * 2 * kUnit);
     else
-      multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
+      multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units, past * 2 * kUnit);
     pair += units / 2;
     exo::beat();
   }

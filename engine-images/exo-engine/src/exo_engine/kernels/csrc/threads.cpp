@@ -25,8 +25,8 @@ namespace {
 // Within a step the next call comes after some 10 µs: longer than waking a thread takes to pay for itself.
 constexpr auto kSpin = std::chrono::microseconds(40);
 // From one step to the next it takes up to a millisecond, after which a thread that slept is late, and its core slow.
-// Until then it leaves the core to whoever wants it.
-constexpr auto kYield = std::chrono::microseconds(1000);
+// Until then it yields to other threads that want the core.
+std::atomic<int> most_awake_us{1000};
 
 class Pool {
  public:
@@ -94,7 +94,8 @@ class Pool {
   template <class T>
   static void await_change(std::atomic<T>& value, T old) {
     const auto begun = std::chrono::steady_clock::now();
-    for (auto waited = begun - begun; waited < kYield; waited = std::chrono::steady_clock::now() - begun) {
+    const std::chrono::microseconds most{most_awake_us.load(std::memory_order_relaxed)};
+    for (auto waited = begun - begun; waited < most; waited = std::chrono::steady_clock::now() - begun) {
       for (int i = 0; i < 32; i++) {
         if (value.load(std::memory_order_acquire) != old) return;
         pause_briefly();
@@ -147,6 +148,8 @@ void set_pulse(long long* pulse) {
 }
 
 void set_num_threads(int num_threads) { the_pool->resize(num_threads); }
+
+void wait_awake(int microseconds) { most_awake_us.store(microseconds, std::memory_order_relaxed); }
 
 void run_on_threads(Task task, void* context) { the_pool->run(task, context); }
 

@@ -11,6 +11,9 @@ constexpr int kMaxThreads = 256;
 // How many threads a call is shared by, the caller among them. From 1 to kMaxThreads.
 void set_num_threads(int num_threads);
 
+// For how long a thread waits for the next call before it sleeps; while it waits it takes processor time.
+void wait_awake(int microseconds);
+
 // Notes for other processes that something was computed; any thread may, as often as every microsecond.
 void beat();
 
