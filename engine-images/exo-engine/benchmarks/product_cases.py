@@ -150,7 +150,11 @@ def check_bits(device: torch.device, seed: int, *, most: int = 3000) -> None:
     (weights,), scales, _ = case.matrices(seed)
     inputs = case.inputs(seed)
     coded = CodesCase(
-        case.rows[0], case.num_inputs, case.num_outputs, numbers.choice((32, 64, 128)), device=device
+        case.rows[0],
+        case.num_inputs,
+        case.num_outputs,
+        numbers.choice((32, 64, 128)),
+        device=device,
     ).matrix(seed)
     ways = {
         case.stored: lambda rows: multiply(weights, scales[0] if scales else None, rows, is_fixed=True),

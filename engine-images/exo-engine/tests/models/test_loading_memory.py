@@ -113,4 +113,6 @@ def test_nothing_of_the_checkpoint_stays_beside_the_weights(model_dir, measured,
     largest = max(entry.num_bytes for entry in read_checkpoint(model_dir).values())
     assert found["after"] > 0.9 * found["weights"], "what was measured is where the weights are"
     assert found["most"] <= found["weights"] + largest + SLACK_BYTES
-    assert found["mapped"] <= 2 * largest + MAPPED_SLACK_BYTES, "gates and what they gate are one layer"
+    assert found["mapped"] <= 2 * largest + MAPPED_SLACK_BYTES, (
+        "gates and what they gate are one layer"
+    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import mmap
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import mmap
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -169,6 +169,7 @@ def load_weights(
     done, reported = 0, -1
     with ExitStack() as files:
         mapped: dict[Path, Any] = {}
+        ranges: list[range] = []
         for layer in model.weighted_layers:
             tensors = []
             for name, slot in layer.slots_for(entries).items():
@@ -181,8 +182,9 @@ def load_weights(
                     reported = percent
                     progress(f"loading weights {percent} %")
             layer.finish()
-            for tensor in tensors:
-                _return_mapped_pages(tensor)
+            if len(ranges) < len(mapped):
+                ranges = list(_mappings({str(path.resolve()) for path in mapped}))
+            _return_mapped_pages(tensors, ranges)
             _return_freed_memory()
     logger.info("loaded %d tensors, %d bytes", len(entries), total)
 
@@ -197,16 +199,27 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _return_mapped_pages(tensor: torch.Tensor) -> None:
-    """Have the system take back the pages of a tensor in its file: what they hold is read again if it is looked at."""
-    advice = getattr(mmap, "MADV_DONTNEED", None)
-    if advice is None or tensor.untyped_storage().filename is None:
-        return
-    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    first, past = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < past:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(past - first), advice)
+def _return_mapped_pages(tensors: Iterable[torch.Tensor], mappings: Sequence[range]) -> None:
+    """Have the system take back the pages of tensors in mapped files: what they hold is read again if it is looked at."""
+    advice, size = getattr(mmap, "MADV_DONTNEED", None), mmap.PAGESIZE
+    for tensor in tensors:
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        first, past = -(-begin // size) * size, end // size * size
+        # Never of other memory, which would be lost.
+        is_mapped = any(begin in each and end <= each.stop for each in mappings)
+        if advice is not None and is_mapped and first < past:
+            length = ctypes.c_size_t(past - first)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), length, advice)
+
+
+def _mappings(paths: Container[str]) -> Iterator[range]:
+    """Yield where this process has mapped these files; nothing where the system does not say."""
+    with suppress(OSError), Path("/proc/self/maps").open(errors="replace") as lines:
+        for line in lines:
+            words = line.rstrip("\n").split(maxsplit=5)
+            if len(words) == 6 and words[5] in paths:
+                first, past = (int(number, 16) for number in words[0].split("-"))
+                yield range(first, past)
 
 
 def _map_tensor(entry: TensorEntry, mapped: dict[Path, Any], files: ExitStack) -> torch.Tensor:
