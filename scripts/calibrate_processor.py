@@ -45,16 +45,26 @@ START = ProcessorConstants(
     few_rows_share=0.6,
     prompt_share=0.8,
     layer=5e-6,
+    number=3e-9,
     step=5e-4,
     sequence=2e-5,
     prompt=1e-3,
     band=2.0,
 )
 """Where the search begins; what plans use, with a wide band, as long as there are no figures."""
-_SET = ("cache_share", "few_rows_share", "prompt_share", "layer", "step", "sequence", "prompt")
+_SET = (
+    "cache_share",
+    "few_rows_share",
+    "prompt_share",
+    "layer",
+    "number",
+    "step",
+    "sequence",
+    "prompt",
+)
 _FACTORS = (1.6, 1.25, 1.1, 1.04, 1.015)
 _REACH = 4.0
-"""A constant stays within so many times of where it began: twelve figures do not tell seven apart."""
+"""A constant stays within so many times of where it began: twelve figures do not tell eight apart."""
 _MEMORY_BYTES = 64 << 30
 
 

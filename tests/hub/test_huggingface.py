@@ -419,8 +419,7 @@ async def test_full_disk_keeps_what_came_and_goes_on_when_there_is_room(
     with pytest.raises(NoSpace, match="disk full") as caught:
         await fetch(source, full_disk)
     assert "from where it stopped" in (caught.value.hint or "")
-    # Of the weights; what else was on its way may have a part there, too.
-    kept = max(path.stat().st_size for path in full_disk.rglob("*.part"))
+    kept = max(path.stat().st_size for path in full_disk.rglob("*.part"))  # others may have one
     assert kept > 500_000
     hub.sent.clear()
     subprocess.run(["mount", "-o", "remount,size=16m", str(full_disk)], check=True)

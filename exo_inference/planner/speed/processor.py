@@ -44,7 +44,8 @@ class ProcessorConstants:
         cache_share: of the bandwidth of weights, at which keys and values are read.
         few_rows_share: of the rate of products with many rows, of those of a decoding step.
         prompt_share: the same of a prompt's step.
-        layer: norms, heads and gates of a layer's half.
+        layer: what a layer's half takes whatever its size, as waiting for all threads.
+        number: norms, heads and gates, per layer, token and number of its hidden state.
         step: scheduling and sampling one step. sequence: the same for each request in it.
         prompt: taking a request in.
         band: nine in ten of the measured times lie between the estimate by this and times this.
@@ -54,6 +55,7 @@ class ProcessorConstants:
     few_rows_share: float
     prompt_share: float
     layer: float
+    number: float
     step: float
     sequence: float
     prompt: float
@@ -121,7 +123,9 @@ def step_parts(
         _READS: parts["weights read"],
         _CACHE: parts["cache read"] / constants.cache_share,
         _PRODUCTS: parts["compute"] / constants.few_rows_share,
-        _REST: _small_seconds(inputs, constants) + constants.step + constants.sequence * size,
+        _REST: _small_seconds(inputs, constants, 1, size)
+        + constants.step
+        + constants.sequence * size,
     }
 
 
@@ -131,16 +135,26 @@ def prompt_parts(
     """Return the seconds to the first token of a prompt; they add up."""
     parts = prompt_times(_measured(inputs), length, rate)
     steps = -(-length // max(1, inputs.max_num_batched_tokens))
-    small = steps * (_small_seconds(inputs, constants) + constants.step)
+    small = _small_seconds(inputs, constants, steps, length) + steps * constants.step
     return {
         _READS: parts["memory bandwidth"],
-        _PRODUCTS: parts["compute"] / constants.prompt_share,
+        _PRODUCTS: (parts["compute"] - _unneeded_logits(inputs, length, rate))
+        / constants.prompt_share,
         _REST: small + constants.prompt,
     }
 
 
-def _small_seconds(inputs: SpeedInputs, constants: ProcessorConstants) -> float:
-    return 2 * len(inputs.model.layers) * constants.layer
+def _unneeded_logits(inputs: SpeedInputs, length: int, rate: float) -> float:
+    """Return what of a prompt's products is nobody's: a prompt has logits of its last token alone."""
+    return 2 * (length - 1) * inputs.model.vocab_size * inputs.model.hidden_size / rate
+
+
+def _small_seconds(
+    inputs: SpeedInputs, constants: ProcessorConstants, steps: int, num_tokens: int
+) -> float:
+    """Return what lies between the products of so many steps and tokens."""
+    numbers = num_tokens * inputs.model.hidden_size
+    return len(inputs.model.layers) * (2 * steps * constants.layer + numbers * constants.number)
 
 
 def _measured(inputs: SpeedInputs) -> SpeedInputs:
