@@ -131,8 +131,12 @@ def multiply_rows(
             )  # fmt: skip
         if HAS_BIAS:
             sums += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
-        place = (part.to(tl.int64) * num_rows + rows)[:, None] * N + outs[None, :]
         is_wanted = is_row[:, None] & is_out[None, :]
+        if IS_GROUPED:
+            place = rows.to(tl.int64)[:, None] * N + outs[None, :]
+        else:  # 32 bits within a tile: on 10.0 registers do not last for 64 of each number of a part
+            outputs += (part.to(tl.int64) * num_rows + first_row) * N
+            place = tl.arange(0, ROWS)[:, None] * N + outs[None, :]
         tl.store(outputs + place, tl.trans(sums).to(outputs.dtype.element_ty), mask=is_wanted)
 
 
