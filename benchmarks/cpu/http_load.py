@@ -1,7 +1,7 @@
 """What a server's clients see: streams of `/v1/completions`, prompts given as tokens, answers of a fixed length.
 
-All servers get requests of the same lengths in the same order, and the same prompts but where a load is made again. Times are from sending a request until its first text, and
-between two pieces of text.
+All servers get requests of the same lengths in the same order, and the same prompts but where a load is made again.
+Times are from sending a request until its first text, and between two pieces of text.
 """
 
 from __future__ import annotations

@@ -40,6 +40,13 @@ def test_small_tensors_share_a_piece_and_a_large_one_has_its_own() -> None:
     assert memory.empty((0, 4), torch.bfloat16).shape == (0, 4)
 
 
+def test_where_there_is_no_room_it_says_so_and_small_tensors_go_on() -> None:
+    memory = WeightMemory(2**20)
+    with pytest.raises(MemoryError, match="no room for 4611686018427387904 bytes of weights"):
+        memory.empty((2**62,), torch.uint8)
+    memory.empty((1000,), torch.uint8).fill_(1)
+
+
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
 def test_a_piece_begins_at_a_huge_page_and_is_given_back_with_its_last_tensor(
     monkeypatch: pytest.MonkeyPatch,

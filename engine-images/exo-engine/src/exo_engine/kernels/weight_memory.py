@@ -33,7 +33,11 @@ class WeightMemory:
         """Where what is left of the piece begins."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a contiguous tensor on the CPU, whose numbers may be anything."""
+        """Return a contiguous tensor on the CPU, whose numbers may be anything.
+
+        Raises:
+            MemoryError: the system has no room for it.
+        """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes == 0:
             return torch.empty(shape, dtype=dtype)
@@ -54,7 +58,10 @@ WEIGHTS = WeightMemory()
 def _new_piece(num_bytes: int) -> mmap.mmap:
     """Return memory with room for so many bytes from its first huge page on."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=flags)
+    try:
+        memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=flags)
+    except OSError as exc:
+        raise MemoryError(f"no room for {num_bytes} bytes of weights") from exc
     with suppress(OSError):  # a kernel that was built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
