@@ -137,6 +137,8 @@ class _Attempts:
     busy: set[str] = field(default_factory=set)
     count: int = 0
     deaths: int = 0
+    was_reset: bool = False
+    """The last death closed a new connection, too, before its replica had read from it."""
     waits: int = 0
     unseen_since: float | None = None
     """When no replica of the table could be reached first, after the last that could; a time of the loop."""
@@ -220,9 +222,8 @@ class Proxy:
                     self._holding.release(exchange)
                     if upstream.status == 404:
                         self._check_in_effect(exchange, job, attempts.asked)
-                    return await relay(
-                        request, upstream, exchange, self._room, strip_usage=job.strip_usage
-                    )
+                    strip = job.strip_usage
+                    return await relay(request, upstream, exchange, self._room, strip_usage=strip)
             except _BusyError as exc:
                 attempts.busy.add(replica.name)
                 self._log(logging.INFO, exchange, exc)
@@ -239,7 +240,7 @@ class Proxy:
                     ) from exc
                 attempts.died.add(replica.name)
                 attempts.deaths += 1
-                attempts.unseen_since = None
+                attempts.was_reset, attempts.unseen_since = False, None
                 self._log(logging.WARNING, exchange, exc)
             finally:
                 self._balancer.release(replica.name)
@@ -376,14 +377,15 @@ class Proxy:
                     raise _BusyError(f"busy, cannot connect now: {exc}") from exc
                 raise _UnreachableError(f"cannot connect: {exc}") from exc
             except aiohttp.ClientConnectionError as exc:
+                if attempts.deaths and not attempts.was_reset and _is_unread(exc):
+                    attempts.was_reset = True  # a part of the death before
+                    raise _UnreachableError(f"hung up before it read the request: {exc!r}") from exc
                 raise _DiedError(f"hung up before its answer: {exc!r}") from exc
             except TimeoutError as exc:
                 raise _DiedError("is not ready any more and did not answer") from exc
             except aiohttp.ClientError as exc:
-                raise errors.replica_failed(
-                    f"replica {replica.name} of deployment {exchange.deployment!r} gave an answer that "
-                    "is not HTTP"
-                ) from exc
+                name = f"replica {replica.name} of deployment {exchange.deployment!r}"
+                raise errors.replica_failed(f"{name} gave an answer that is not HTTP") from exc
             try:
                 if upstream.status == 503 and DRAINING_HEADER in upstream.headers:
                     raise _UnreachableError("it is draining")
@@ -424,6 +426,12 @@ class Proxy:
                     data=_payload(job.body) if request.body_exists else None,
                     allow_redirects=False,
                 )
+
+
+def _is_unread(exc: Exception) -> bool:
+    """Whether a connection ended with bytes that nobody took, as in the queue of a socket that closes."""
+    # aiohttp gives no number where it finds the connection closed before it writes.
+    return isinstance(exc, OSError) and exc.errno in (None, errno.ECONNRESET, errno.EPIPE)
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:

@@ -240,7 +240,13 @@ def _bud(tag: str, dockerfile: Path, context: Path, arguments: dict[str, str]) -
             *(_buildah() if builder == "buildah" else ["podman"]),
             *("build", "--isolation=chroot", "--layers", "--format=docker", *_lent_volumes()),
         ]
-    _run([*command, *words, "--tag", tag, "--file", str(dockerfile), str(context)])
+    build = [*command, *words, "--tag", tag, "--file", str(dockerfile), str(context)]
+    try:
+        _run(build)
+    except BuildFailed as exc:
+        # A package that did not come is fetched once more; steps that are done are kept.
+        print(f"{exc}\nonce more ...", file=sys.stderr, flush=True)
+        _run(build)
 
 
 def _tidy() -> None:
@@ -334,8 +340,12 @@ def _run(command: Sequence[str], *, check: bool = True) -> subprocess.CompletedP
         ["nice", "-n", "10", *command], capture_output=True, text=True, check=False
     )
     if check and result.returncode:
-        tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-15:])
-        raise BuildFailed(f"`{' '.join(command[:1])}` ended with {result.returncode}:\n{tail}")
+        tail = (result.stdout + result.stderr).strip().splitlines()[-15:]
+        last = tail[-1] if tail else "it said nothing"
+        before = "\n".join(tail[:-1])
+        raise BuildFailed(
+            f"`{' '.join(command[:1])}` ended with {result.returncode}: {last}\n{before}".rstrip()
+        )
     return result
 
 

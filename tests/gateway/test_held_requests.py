@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 
 import pytest
 from aiohttp import web
@@ -217,6 +219,46 @@ async def test_request_on_a_replica_that_dies_is_sent_again_to_its_replacement(s
     assert float(headers["X-Exo-Held-Seconds"]) >= 0
     assert len(only.bodies) == 2
     assert only.bodies[0] == only.bodies[1]
+
+
+async def test_one_kill_counts_once_where_it_resets_a_new_connection(stack):
+    """A process that dies closes what is connected, and then its socket with what waits there to be accepted."""
+    (only,) = stack.engines[:1]
+    stack.write_table([only])
+    await stack.table_applied()
+    await restarted(stack)
+    loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+    async def die(request):
+        await only.runner.sites.copy().pop().stop()
+        only.socket.unlink(missing_ok=True)
+        queue = socket.socket(socket.AF_UNIX)
+        queue.bind(str(only.socket))
+        queue.listen()
+
+        def close():
+            loop.remove_reader(queue)
+            queue.close()
+            closed.set()
+
+        loop.add_reader(queue, close)
+        request.transport.abort()
+        return web.Response()
+
+    only.handler = die
+    request = ask(stack)
+    for _ in range(2):
+        async with asyncio.timeout(5):
+            await closed.wait()
+        closed.clear()
+        only.socket.unlink()
+        await web.UnixSite(only.runner, str(only.socket)).start()
+        if len(only.requests) == 2:
+            only.answers(200, {"engine": "again"})
+    async with asyncio.timeout(5):
+        status, body, _ = await request
+    assert (status, json.loads(body)) == (200, {"engine": "again"})
+    assert len(only.requests) == 3
 
 
 async def test_wait_for_one_replacement_leaves_time_to_notice_the_next_end(stack, monkeypatch):
