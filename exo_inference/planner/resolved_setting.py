@@ -20,7 +20,12 @@ from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, ExpertPadding, Ranks, expert_padding
 from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
 from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
-from exo_inference.planner.model.requantize import ONLINE, with_quantization
+from exo_inference.planner.model.requantize import (
+    CODED_HEAD,
+    ONLINE,
+    with_coded_head,
+    with_quantization,
+)
 from exo_inference.planner.model.shapes import KvKind, KvSpec
 from exo_inference.planner.parallel.all_to_all import BATCHED, BATCHED_TOKENS, spreads_experts
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
@@ -101,6 +106,8 @@ def settle(
     tokens, seqs = _step_size(model, gpu, parameters, rules, length, ranks)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)
+    if _codes_head(gpu, parameters, dtype):
+        model = with_coded_head(model)
     cache_bytes = _kv_bytes(model, parameters, dtype)
     kv = KvSettings(
         rules,
@@ -147,6 +154,12 @@ def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architectur
     if _skips_encoder(parameters):
         model = _without(model, ("vision", "projector"))
     return model
+
+
+def _codes_head(gpu: Gpu, parameters: EngineParameters, dtype: str) -> bool:
+    """Whether kernels for processors compute, with the output head in INT8."""
+    asked = (parameters.quantization or "").lower()
+    return gpu.vendor == "cpu" and dtype == "bfloat16" and asked in CODED_HEAD
 
 
 def _step_size(

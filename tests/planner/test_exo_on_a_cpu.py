@@ -93,9 +93,29 @@ def test_int8_takes_a_byte_per_weight_of_linear_layers(
     found = plan(model, cpu_as_gpu(16 * 2**30), 1, settings_of(flags, engine="exo"))
     rows = 192 + 2 * 64 + 192 + 2 * 512 + 192  # a scale each, counted with 4 bytes
     linear = LAYER - 2 * 192
-    expected = size * (NUM_PARAMETERS - 6 * linear) + 6 * (linear + 4 * rows)
+    vocab = CONFIG["vocab_size"] if dtype == "bfloat16" else 0  # kernels have the head in INT8, too
+    plain = NUM_PARAMETERS - 6 * linear - vocab * 192
+    expected = size * plain + 6 * (linear + 4 * rows) + vocab * (192 + 4)
     assert found.weights_bytes_per_gpu == pytest.approx(expected, rel=1e-4)
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("flag", ["int4", "int4_per_group_128"])
+def test_of_an_untied_model_the_head_alone_is_in_int8(flag: str) -> None:
+    vocab = CONFIG["vocab_size"]
+    sizes = {}
+    for is_tied in (True, False):
+        model = read_architecture({**CONFIG, "tie_word_embeddings": is_tied}, name="tiny")
+        flags = settings_of([f"--quantization={flag}", "--dtype=bfloat16"], engine="exo")
+        sizes[is_tied] = plan(model, cpu_as_gpu(16 * 2**30), 1, flags).weights_bytes_per_gpu
+    # Beside the head in INT8 there is an embedding of 16 bits.
+    assert sizes[False] - sizes[True] == pytest.approx(2 * vocab * 192, rel=1e-4)
+
+
+def test_on_a_gpu_the_head_keeps_its_bits() -> None:
+    model, flags = read_architecture(CONFIG, name="tiny"), ["--quantization=int8"]
+    found = plan(model, find_gpu("L4"), 1, settings_of(flags, engine="exo"))
+    assert found.weights_bytes_per_gpu > 2 * CONFIG["vocab_size"] * 192
 
 
 WINDOWS = {

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from exo_inference.planner.model.quantization import (
+    INT8_WEIGHT_ONLY,
     FormatChooser,
     Quantization,
     WeightFormat,
@@ -30,6 +31,9 @@ ONLINE: Mapping[str, str] = {
 }  # fmt: skip
 """Values of --quantization that quantize plain weights while they are loaded, and their form; `int8` and
 those of INT4 are exo-engine's, the others are vLLM's."""
+
+CODED_HEAD = frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"})
+"""Those with which exo-engine's kernels for processors have the output head in INT8."""
 
 
 @lru_cache(maxsize=256)
@@ -57,6 +61,20 @@ def with_quantization(architecture: Architecture, method: str) -> Architecture:
         quantization=_with_kv(quantization, architecture.quantization),
         checkpoint_bytes=None,
     )
+
+
+@lru_cache(maxsize=64)
+def with_coded_head(architecture: Architecture) -> Architecture:
+    """Return the model with its output head, or the embedding that is one, in INT8."""
+    parts = {weight.part for weight in architecture.outer_weights}
+    head = "lm_head" if "lm_head" in parts else "embedding"
+    weights = tuple(
+        replace(weight, format=INT8_WEIGHT_ONLY)
+        if weight.part == head and weight.path in _HEADS
+        else weight
+        for weight in architecture.outer_weights
+    )
+    return replace(architecture, outer_weights=weights)
 
 
 def with_attention(architecture: Architecture, form: WeightFormat | None) -> Architecture:
@@ -88,6 +106,7 @@ def _bits(weight: Weight) -> float:
     return 16.0 if weight.format is None else weight.format.bits
 
 
+_HEADS = frozenset({"lm_head", "embed_tokens"})
 _KEPT = quantization_named("w4a16").default
 """Only marks "not chosen" below; never attached to a weight."""
 

@@ -51,6 +51,52 @@ def test_products_are_those_of_the_numbers(
         assert torch.equal(matrix.multiply(kernels, inputs, bias), (sums + bias).bfloat16())
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("group", [32, 640])
+def test_products_of_inputs_in_16_bits_are_nearly_those_of_the_inputs(
+    kernels: Kernels, shape: tuple[int, int], group: int
+) -> None:
+    matrix = _matrix(shape, 8, group, has_zeros=False)
+    numbers = matrix.numbers(slice(0, shape[0])).double()
+    for num_rows in (1, 2, 3, 5, 6, 7, 16, 17, 33):
+        inputs = _random(num_rows, shape[1])
+        inputs[0, 3] = 40.0  # where 8 bits would leave little of the others
+        exact, step = inputs.double() @ numbers.T, inputs.float().abs().amax(dim=1) / 127 / 256
+        sums = matrix.multiply(kernels, inputs, dtype=torch.float32, is_fine=True)
+        # Each input is off by half a step at most.
+        bound = step.double().unsqueeze(1) / 2 * numbers.abs().sum(dim=1) + 1e-5 * exact.abs().max()
+        assert ((sums - exact).abs() <= bound).all()
+        assert torch.equal(matrix.multiply(kernels, inputs, is_fine=True), sums.bfloat16())
+        for row in range(num_rows):
+            alone = matrix.multiply(
+                kernels, inputs[row : row + 1], dtype=torch.float32, is_fine=True
+            )
+            assert torch.equal(alone[0], sums[row])
+
+
+def test_nan_and_infinity_spoil_their_own_row_alone_in_16_bits(kernels: Kernels) -> None:
+    matrix = _matrix((64, 48), 8, 48, has_zeros=False)
+    inputs = _random(5, 48)
+    inputs[0, 1], inputs[1, 2], inputs[2, 47], inputs[3] = torch.nan, torch.inf, -torch.inf, 0
+    outputs = matrix.multiply(kernels, inputs, dtype=torch.float32, is_fine=True)
+    assert not outputs[:3].isfinite().any()
+    assert (outputs[3] == 0).all()
+    assert outputs[4].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(200, 130), (17, 6), (129, 576)], ids=str)
+@pytest.mark.parametrize("group", [32, 640])
+def test_rows_of_codes_are_looked_up_as_numbers(
+    kernels: Kernels, shape: tuple[int, int], group: int
+) -> None:
+    matrix = _matrix(shape, 8, group, has_zeros=False)
+    matrix.scale = 0.25
+    ids = torch.tensor([0, shape[0] - 1, 16, 3, 3])
+    expected = matrix.numbers(slice(0, shape[0]))[ids].bfloat16()
+    assert torch.equal(matrix.rows(kernels, ids), expected)
+    assert matrix.rows(kernels, ids[:0]).shape == (0, shape[1])
+
+
 @pytest.mark.parametrize(("bits", "group", "has_zeros"), KINDS)
 def test_a_row_has_the_same_bits_alone_in_any_batch_and_on_any_threads(
     kernels: Kernels, bits: int, group: int, *, has_zeros: bool
@@ -94,11 +140,12 @@ def test_tiles_have_the_bits_of_the_instruction_for_one_row(
     matrix = _matrix(shape, bits, group or -(-shape[1] // 8) * 8, has_zeros=has_zeros)
     for num_rows in (1, 4, 5, 16, 17, 33, 70):
         inputs = _random(num_rows, shape[1])
-        tiles, rows = (
-            matrix.multiply(load_path(path), inputs, dtype=torch.float32)
-            for path in ("amx", "avx512_bf16")
-        )
-        assert torch.equal(tiles, rows)
+        for is_fine in (False, bits == 8):
+            tiles, rows = (
+                matrix.multiply(load_path(path), inputs, dtype=torch.float32, is_fine=is_fine)
+                for path in ("amx", "avx512_bf16")
+            )
+            assert torch.equal(tiles, rows)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

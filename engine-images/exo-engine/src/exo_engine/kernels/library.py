@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
-_INTERFACE = 10
+_INTERFACE = 11
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
@@ -43,6 +43,7 @@ class LinearCall(ctypes.Structure):
         ("bits", ctypes.c_int),
         ("group", ctypes.c_int),
         ("has_zeros", ctypes.c_int),
+        ("is_fine", ctypes.c_int),
         ("scale", ctypes.c_float),
     )
 
@@ -148,7 +149,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (ctypes.POINTER(LinearCall),),
     "linear_groups": (ctypes.POINTER(GroupsCall),),
     "pack": (_pointer, _long, _long, _long, _pointer, _long),
-    "unpack_rows": (_pointer, _long, _pointer, _long, _pointer),
+    "unpack_rows": (ctypes.POINTER(LinearCall), _pointer, _long, _pointer),
     "attend": (ctypes.POINTER(AttentionCall),),
     "add_and_normalise": (*(_pointer,) * 4, _long, _long, ctypes.c_float),
     "silu_and_multiply": (_pointer, _pointer, _long, _long),

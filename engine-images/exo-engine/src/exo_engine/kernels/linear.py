@@ -94,6 +94,6 @@ class PackedMatrix:
         check(ids, torch.int64, len(ids))
         rows = torch.empty(len(ids), self.num_inputs, dtype=torch.bfloat16)
         self._kernels.unpack_rows(
-            self.storage.data_ptr(), self.num_inputs, ids.data_ptr(), len(ids), rows.data_ptr()
+            ctypes.byref(self.call), ids.data_ptr(), len(ids), rows.data_ptr()
         )
         return rows

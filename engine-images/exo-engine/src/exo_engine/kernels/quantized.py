@@ -173,6 +173,7 @@ class QuantizedMatrix:
         bias: Tensor | None = None,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        is_fine: bool = False,
     ) -> Tensor:
         """Return inputs (T, inputs) bf16 times the transposed matrix, plus bias (outputs,) bf16.
 
@@ -181,10 +182,13 @@ class QuantizedMatrix:
             inputs: contiguous.
             bias: or None.
             dtype: of the result, bfloat16 or float32.
+            is_fine: inputs are quantized to 16 bits instead of 8, which costs as many operations as twice the rows;
+                where codes have 8 bits.
 
         Returns:
             (T, outputs).
         """
+        assert self.bits == 8 or not is_fine, "inputs in 16 bits are for codes of 8"
         check(inputs, torch.bfloat16, len(inputs), self.num_inputs)
         if bias is not None:
             check(bias, torch.bfloat16, self.num_outputs)
@@ -193,6 +197,15 @@ class QuantizedMatrix:
         call.inputs = inputs.data_ptr()
         call.bias = None if bias is None else bias.data_ptr()
         setattr(call, "outputs" if dtype == torch.bfloat16 else "floats", outputs.data_ptr())
-        call.rows = len(inputs)
+        call.rows, call.is_fine = len(inputs), is_fine
         kernels.linear(ctypes.byref(call))
         return outputs
+
+    def rows(self, kernels: Kernels, ids: Tensor) -> Tensor:
+        """Return rows of a matrix of 8-bit codes by their ids (T,) int64: (T, inputs) bf16."""
+        assert self.bits == 8, "rows of 4-bit codes are not looked up"
+        check(ids, torch.int64, len(ids))
+        rows = torch.empty(len(ids), self.num_inputs, dtype=torch.bfloat16)
+        call = self.kernel_call()
+        kernels.unpack_rows(ctypes.byref(call), ids.data_ptr(), len(ids), rows.data_ptr())
+        return rows

@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine.kernels.library import Kernels
 from exo_engine.kernels.linear import PackedMatrix, packed_shape
+from exo_engine.kernels.quantized import MAX_GROUP, QuantizedMatrix
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.weight_formats.base import Stored, is_for_triton
+from exo_engine.weight_formats.base import Share, Stored, is_for_triton
+from exo_engine.weight_formats.int8 import Int8
 
 
 class Embedding(Layer):
@@ -55,3 +58,52 @@ class Embedding(Layer):
     def num_bytes(self) -> int:
         """See `Layer.num_bytes`."""
         return self.weight.nbytes
+
+
+class CodedEmbedding(Layer):
+    """The same in INT8, a scale per token, for CPU kernels: half of the bytes that the logits of a step read.
+
+    Hidden states are quantized to 16 bits where logits are computed, as 8 would not be exact enough for them.
+    """
+
+    def __init__(self, context: Context, name: str, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(context)
+        self._kernels = context.kernels
+        self._matrix = Int8(vocab_size, hidden_size, dtype=context.dtype, device=context.device)
+        rows = slice(0, vocab_size)
+        whole = Share(rows, rows, slice(0, hidden_size))
+        load = partial(self._matrix.load, "weight", share=whole)
+        self.slots[f"{name}.weight"] = Slot(Stored((vocab_size, hidden_size)), load)
+
+    def finish(self) -> None:
+        """See `Layer.finish`."""
+        self._matrix.finish()
+
+    def look_up(self, token_ids: Tensor) -> Tensor:
+        """See `Embedding.look_up`."""
+        packed, kernels = self._packed()
+        return packed.rows(kernels, token_ids.long())
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """See `Embedding.project`."""
+        packed, kernels = self._packed()
+        return packed.multiply(kernels, hidden.contiguous(), dtype=torch.float32, is_fine=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Layer.num_bytes`."""
+        return self._matrix.num_bytes
+
+    def _packed(self) -> tuple[QuantizedMatrix, Kernels]:
+        assert self._matrix.packed is not None, "`make_head` saw that there are kernels"
+        assert self._kernels is not None, "`make_head` saw that there are kernels"
+        return self._matrix.packed, self._kernels
+
+
+def make_head(
+    context: Context, name: str, vocab_size: int, hidden_size: int
+) -> Embedding | CodedEmbedding:
+    """Return an output head, or an embedding that is one too, in the form that the weight format has it in."""
+    is_coded = context.weight_format.codes_head and context.kernels is not None
+    make = CodedEmbedding if is_coded and hidden_size <= MAX_GROUP else Embedding
+    return make(context, name, vocab_size, hidden_size)

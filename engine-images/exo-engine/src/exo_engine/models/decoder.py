@@ -32,6 +32,7 @@ from exo_engine.layers import (
 from exo_engine.layers.attention import Sinks
 from exo_engine.layers.base import Ranks
 from exo_engine.layers.delta_net import GatedDeltaNet
+from exo_engine.layers.embedding import make_head
 from exo_engine.layers.latent import LatentAttention
 from exo_engine.layers.layer_inputs import LayerInput, LayerInputs, Scale
 from exo_engine.layers.rope import RotaryEmbedding
@@ -258,13 +259,14 @@ class Decoder:
         self.device = device
         self.weighted_layers: list[Layer] = context.layers
         """Every layer with weights, in the order of the computation."""
-        self.embedding = Embedding(context, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
+        make = make_head if spec.ties_embeddings else Embedding
+        self.embedding = make(context, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self.layers = [DecoderLayer(context, spec, index) for index in range(spec.num_layers)]
         self.final_norm = _norm(context, spec, "model.norm")
         self.head = (
             self.embedding
             if spec.ties_embeddings
-            else Embedding(context, "lm_head", spec.vocab_size, spec.hidden_size)
+            else make_head(context, "lm_head", spec.vocab_size, spec.hidden_size)
         )
         self._layer_inputs = None
         if spec.layer_inputs is not None:

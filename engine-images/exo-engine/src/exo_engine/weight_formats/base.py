@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ class WeightFormat(ABC):
         device: where it lies; `meta` holds nothing and is for asking.
     """
 
+    codes_head: ClassVar[bool] = False
+    """Whether the output head, and an embedding that is one, are of INT8 where there are CPU kernels."""
     is_fixed = False
     """Whether a row's product may not depend on the rows beside it; the layer sets it."""
 

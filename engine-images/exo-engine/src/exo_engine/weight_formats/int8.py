@@ -40,15 +40,18 @@ _MOST_ROWS = 128
 class Int8(WeightFormat):
     """A matrix of INT8 with one scale per row."""
 
+    codes_head = True
+
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._kernels = kernels_for(dtype, device) if columns <= MAX_GROUP else None
         self._is_triton = is_for_triton(device)
-        self._packed = None
+        self.packed: QuantizedMatrix | None = None
+        """What the CPU kernels multiply with."""
         if self._kernels is not None:
             group = -(-columns // 8) * 8
-            self._packed = QuantizedMatrix(rows, columns, bits=8, group=group, device=device)
+            self.packed = QuantizedMatrix(rows, columns, bits=8, group=group, device=device)
         # With kernels they are there from the first load until all is packed.
         where = device if self._kernels is None else torch.device("meta")
         self.weight = torch.empty(rows, columns, dtype=torch.int8, device=where)
@@ -67,7 +70,7 @@ class Int8(WeightFormat):
 
     def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
         """See `WeightFormat.load`: quantize a few rows at a time."""
-        if self._packed is not None and self.weight.is_meta:
+        if self.packed is not None and self.weight.is_meta:
             self.weight, self.scale = (
                 torch.empty_like(each, device="cpu") for each in (self.weight, self.scale)
             )
@@ -83,19 +86,19 @@ class Int8(WeightFormat):
 
     def finish(self) -> None:
         """See `WeightFormat.finish`."""
-        if self._packed is not None:
+        if self.packed is not None:
             codes = self.weight.view(torch.uint8).bitwise_xor_(128)
-            self._packed.pack_scaled(codes, self.scale.unsqueeze(1))
+            self.packed.pack_scaled(codes, self.scale.unsqueeze(1))
             self.weight, self.scale = self.weight.to("meta"), self.scale.to("meta")
 
     def kernel_call(self) -> LinearCall | None:
         """See `WeightFormat.kernel_call`."""
-        return None if self._packed is None else self._packed.kernel_call()
+        return None if self.packed is None else self.packed.kernel_call()
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        if self._packed is not None and self._kernels is not None:
-            return self._packed.multiply(self._kernels, inputs.contiguous(), bias)
+        if self.packed is not None and self._kernels is not None:
+            return self.packed.multiply(self._kernels, inputs.contiguous(), bias)
         if self._is_triton and (self.is_fixed or len(inputs) <= _MOST_ROWS):
             from exo_engine.kernels.triton import matmul
 
@@ -134,6 +137,6 @@ class Int8(WeightFormat):
     @property
     def num_bytes(self) -> int:
         """See `WeightFormat.num_bytes`."""
-        if self._packed is not None:
-            return self._packed.storage.nbytes
+        if self.packed is not None:
+            return self.packed.storage.nbytes
         return self.weight.nbytes + self.scale.nbytes

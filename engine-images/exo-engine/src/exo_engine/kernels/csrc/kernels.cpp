@@ -16,7 +16,9 @@ const exo_kernels EXO_NAME(EXO_PATH) = {
     [](const void* call) { multiply(*static_cast<const LinearCall*>(call)); },
     [](const void* call) { multiply_groups(*static_cast<const GroupsCall*>(call)); },
     pack,
-    unpack_rows,
+    [](const void* call, const int64_t* ids, long count, uint16_t* rows) {
+      unpack_rows(*static_cast<const LinearCall*>(call), ids, count, rows);
+    },
     [](const void* call) { attend(*static_cast<const AttentionCall*>(call)); },
     add_and_normalise,
     silu_and_multiply,

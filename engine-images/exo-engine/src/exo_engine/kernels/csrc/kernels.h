@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 // Of the functions and their structures: goes up with any change of them, together with library.py's.
-#define EXO_INTERFACE 10
+#define EXO_INTERFACE 11
 
 extern "C" {
 
@@ -14,8 +14,7 @@ struct exo_kernels {
   void (*linear_groups)(const void* call);
   void (*pack)(const uint16_t* matrix, long stride, long rows, long num_inputs, uint16_t* packed,
                long output);
-  void (*unpack_rows)(const uint16_t* packed, long num_inputs, const int64_t* ids, long count,
-                      uint16_t* rows);
+  void (*unpack_rows)(const void* call, const int64_t* ids, long count, uint16_t* rows);
   void (*attend)(const void* call);
   void (*add_and_normalise)(uint16_t* states, const uint16_t* update, const uint16_t* weight,
                             uint16_t* outputs, long rows, long size, float eps);

@@ -57,7 +57,7 @@ inline Ints widen_bytes(const uint8_t* bytes) {
   return __builtin_convertvector(load<Bytes>(bytes), Ints);
 }
 
-// A step's inputs in 8 bits.
+// A step's inputs in 8 bits; or in 16, each row of them as two: 256 times the first one's numbers plus the second one's.
 struct QuantizedRows {
   int8_t* numbers;  // (rows, padded inputs)
   float* scales;    // (rows)
@@ -66,11 +66,18 @@ struct QuantizedRows {
 
 inline long num_groups(const LinearCall& call) { return (call.num_inputs + call.group - 1) / call.group; }
 
+inline long num_code_rows(const LinearCall& call) { return call.is_fine ? 2 * call.rows : call.rows; }
+
+inline Floats join_fine(Floats first, Floats second) { return multiply_add(first, Floats{} + 256.0f, second); }
+
 inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& rows) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: added, a number is rounded to the nearest, ties to even
   const long size = call.num_inputs, groups = num_groups(call), padded = groups * call.group;
   const Bf16* inputs = call.inputs + row * size;
-  int8_t* numbers = rows.numbers + row * padded;
+  const long first_row = call.is_fine ? 2 * row : row, past_row = first_row + (call.is_fine ? 2 : 1);
+  const float limit = call.is_fine ? 127.0f * 256 : 127.0f;
+  int8_t* numbers = rows.numbers + first_row * padded;
   Floats most = {}, poison = {};  // NaN and infinity make it NaN, and so all results of the row
   long i = 0;
   for (; i + kLanes <= size; i += kLanes) {
@@ -85,20 +92,28 @@ inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& 
     poison_one += magnitude * 0.0f;
   }
   const bool is_zero = !(largest_one > 1e-30f);
-  const float inverse = is_zero ? 0.0f : 127.0f / largest_one;
-  rows.scales[row] = (is_zero ? 0.0f : largest_one / 127.0f) + poison_one;
-  for (i = 0; i + kLanes <= size; i += kLanes) {
-    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-    Ints rounded = (Ints)(widen(load<Bf16s>(inputs + i)) * inverse + kRound) - 0x4b400000;
-    store(numbers + i, __builtin_convertvector(rounded, Bytes));
-  }
-  for (; i < size; i++)
-    numbers[i] = (int8_t)(((Ints)(splat(widen_one(inputs[i]) * inverse) + kRound))[0] - 0x4b400000);
-  for (; i < padded; i++) numbers[i] = 0;
-  for (long group = 0; group < groups; group++) {
-    int32_t total = 0;
-    for (long j = group * call.group; j < (group + 1) * call.group; j++) total += numbers[j];
-    rows.sums[row * groups + group] = total;
+  const float inverse = is_zero ? 0.0f : limit / largest_one;
+  const auto quantize = [&](long at, long count) __attribute__((always_inline)) {
+    Bf16s some = {};
+    memcpy(&some, inputs + at, count * sizeof(Bf16));
+    const Ints rounded = (Ints)(widen(some) * inverse + kRound) - 0x4b400000;
+    const Ints first = call.is_fine ? (rounded + 128) >> 8 : rounded;
+    const Bytes firsts = __builtin_convertvector(first, Bytes);
+    memcpy(numbers + at, &firsts, count);
+    if (!call.is_fine) return;
+    const Bytes seconds = __builtin_convertvector(rounded - (first << 8), Bytes);
+    memcpy(numbers + padded + at, &seconds, count);
+  };
+  for (i = 0; i + kLanes <= size; i += kLanes) quantize(i, kLanes);
+  if (i < size) quantize(i, size - i);
+  for (long r = first_row; r < past_row; r++, numbers += padded) {
+    rows.scales[r] = (is_zero ? 0.0f : largest_one / limit) + poison_one;
+    for (i = size; i < padded; i++) numbers[i] = 0;
+    for (long group = 0; group < groups; group++) {
+      int32_t total = 0;
+      for (long j = group * call.group; j < (group + 1) * call.group; j++) total += numbers[j];
+      rows.sums[r * groups + group] = total;
+    }
   }
 }
 
@@ -144,6 +159,14 @@ void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row,
         sums[r][v] = multiply_add(__builtin_convertvector(totals[r][v], Floats), scale, sums[r][v]);
     }
   }
+  if constexpr (Bits == 8 && Rows % 2 == 0) {
+    for (int r = 0; call.is_fine && r < Rows; r += 2) {
+      for (int v = 0; v < kVectors; v++)
+        sums[r][v] = join_fine(sums[r][v], sums[r + 1][v]) * (rows.scales[row + r] * call.scale);
+      store_row<Units>(call, (row + r) / 2, output, sums[r]);
+    }
+    if (call.is_fine) return;
+  }
   for (int r = 0; r < Rows; r++) {
     for (int v = 0; v < kVectors; v++) sums[r][v] *= rows.scales[row + r] * call.scale;
     store_row<Units>(call, row + r, output, sums[r]);
@@ -177,12 +200,25 @@ void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long outp
   }
 }
 
+// An output's weights, codes of 8 bits, as numbers.
+inline void unpack_codes_of(const LinearCall& call, long output, Bf16* row) {
+  const long group_bytes = kBlock * (2 + call.group), lane = output % kBlock;
+  const uint8_t* at = (const uint8_t*)call.packed + output / kBlock * num_groups(call) * group_bytes;
+  for (long first = 0; first < call.num_inputs; first += call.group, at += group_bytes) {
+    const float scale = widen_halves((const uint16_t*)at + lane / kLanes * kLanes)[lane % kLanes] * call.scale;
+    const long count = call.num_inputs - first < call.group ? call.num_inputs - first : call.group;
+    const uint8_t* codes = at + 2 * kBlock + 4 * lane;
+    for (long i = 0; i < count; i++)
+      row[first + i] = narrow_one((float)(codes[i / 4 * 4 * kBlock + i % 4] - 128) * scale);
+  }
+}
+
 // Quantizes all rows of inputs; valid until this thread's next call.
 inline QuantizedRows quantize_rows(const LinearCall& call) {
-  const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64);
-  char* room = room_for(call.rows * (padded + 4 + 4 * groups) + 64);
-  QuantizedRows rows{(int8_t*)room, (float*)(room + rounded_up(call.rows * groups * call.group, 64)), nullptr};
-  rows.sums = (int32_t*)(rows.scales + call.rows);
+  const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64), count = num_code_rows(call);
+  char* room = room_for(count * (padded + 4 + 4 * groups) + 64);
+  QuantizedRows rows{(int8_t*)room, (float*)(room + rounded_up(count * groups * call.group, 64)), nullptr};
+  rows.sums = (int32_t*)(rows.scales + count);
   for_each_part(call.rows, least_rows(call.num_inputs), [&](long row, long past) {
     for (; row < past; row++) quantize_row(call, row, rows);
   });
@@ -204,15 +240,17 @@ inline void multiply_codes_on_tiles(const LinearCall& call, const QuantizedRows&
     with_tiles(count, units, [&]<int RowTiles, int Units>() {
       Ints totals[RowTiles * kMaxTileRows][Units];
       sum_products<TileNumbers::kBytes, RowTiles, Units>(operands, count, totals);
-      for (long r = 0; r < count; r++) {
+      const auto sum_of = [&](long r, int v) {
+        const Ints total = totals[r][v] - (rows.sums[row + r] << 7);
+        return __builtin_convertvector(total, Floats) * widen_halves((const uint16_t*)block + inside + v * kLanes);
+      };
+      for (long r = 0; r < count; r += call.is_fine ? 2 : 1) {
         Floats sums[Units];
         for (int v = 0; v < Units; v++) {
-          const Ints total = totals[r][v] - (rows.sums[row + r] << 7);
-          const Floats scale = widen_halves((const uint16_t*)block + inside + v * kLanes);
-          sums[v] = __builtin_convertvector(total, Floats) * scale;
+          sums[v] = call.is_fine ? join_fine(sum_of(r, v), sum_of(r + 1, v)) : sum_of(r, v);
           sums[v] *= rows.scales[row + r] * call.scale;
         }
-        store_row<Units>(call, row + r, output, sums);
+        store_row<Units>(call, (row + r) / (call.is_fine ? 2 : 1), output, sums);
       }
     });
   });
