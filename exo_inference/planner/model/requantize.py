@@ -77,6 +77,14 @@ def with_coded_head(architecture: Architecture) -> Architecture:
     return replace(architecture, outer_weights=weights)
 
 
+def has_coded_head(architecture: Architecture) -> bool:
+    """Whether it is what `with_coded_head` returns."""
+    return any(
+        weight.path in _HEADS and weight.format is INT8_WEIGHT_ONLY
+        for weight in architecture.outer_weights
+    )
+
+
 def with_attention(architecture: Architecture, form: WeightFormat | None) -> Architecture:
     """Return the model with the projections of all its attention and state layers in one form; None is the run's own."""
     layers = {

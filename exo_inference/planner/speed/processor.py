@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from exo_inference.planner.model.requantize import has_coded_head
 from exo_inference.planner.speed.constants import SpeedConstants
 from exo_inference.planner.speed.estimate import (
     PROMPT_LENGTHS,
@@ -122,7 +123,7 @@ def step_parts(
     return {
         _READS: parts["weights read"],
         _CACHE: parts["cache read"] / constants.cache_share,
-        _PRODUCTS: parts["compute"] / constants.few_rows_share,
+        _PRODUCTS: (parts["compute"] + _fine_logits(inputs, size, rate)) / constants.few_rows_share,
         _REST: _small_seconds(inputs, constants, 1, size)
         + constants.step
         + constants.sequence * size,
@@ -138,7 +139,11 @@ def prompt_parts(
     small = _small_seconds(inputs, constants, steps, length) + steps * constants.step
     return {
         _READS: parts["memory bandwidth"],
-        _PRODUCTS: (parts["compute"] - _unneeded_logits(inputs, length, rate))
+        _PRODUCTS: (
+            parts["compute"]
+            - _unneeded_logits(inputs, length, rate)
+            + _fine_logits(inputs, 1, rate)
+        )
         / constants.prompt_share,
         _REST: small + constants.prompt,
     }
@@ -147,6 +152,14 @@ def prompt_parts(
 def _unneeded_logits(inputs: SpeedInputs, length: int, rate: float) -> float:
     """Return what of a prompt's products is nobody's: a prompt has logits of its last token alone."""
     return 2 * (length - 1) * inputs.model.vocab_size * inputs.model.hidden_size / rate
+
+
+def _fine_logits(inputs: SpeedInputs, num_tokens: int, rate: float) -> float:
+    """Return what logits of an output head in INT8 take beside one product: hidden states are two rows each."""
+    model = inputs.model
+    if not has_coded_head(model):
+        return 0.0
+    return 2 * num_tokens * model.vocab_size * model.hidden_size / rate
 
 
 def _small_seconds(
