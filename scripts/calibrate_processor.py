@@ -2,7 +2,8 @@
 
     python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json [--check] [--write PAGE.md]
 
-The figures are exo-engine's, without HTTP, of runs in which the engine measured the machine, too. The smallest
+The figures are exo-engine's, without HTTP, of rounds in which the engine measured the machine, too: each is estimated
+from what its own round measured, as a machine's memory may be faster in one minute than in the next. The smallest
 model sets the constants; larger ones are graded. Each constant in turn is moved while that brings the estimates
 nearer to what was measured: the same figures always give the same constants.
 """
@@ -70,11 +71,11 @@ _MEMORY_BYTES = 64 << 30
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One measured speed, and what the planner is told of it.
+    """One speed that a round measured, and what the planner is told of it.
 
     Attributes:
         case: `prefill 512`, `decode 8`.
-        rate: tokens per second, the median.
+        rate: tokens per second.
     """
 
     model: str
@@ -105,24 +106,38 @@ def read_speeds(reports: Sequence[Report]) -> list[Speed]:
     for report in reports:
         for model, config in report.shapes.items():
             for name in report.names:
-                inputs = _inputs(report, model, name, config) if name.startswith("exo-") else None
-                if inputs is None:
-                    continue
-                for case in OFFLINE:
-                    rate = report.median(model, name, case, "tokens_per_second")
-                    if rate is not None:
-                        found.append(Speed(model, name, case, rate, inputs))
+                if name.startswith("exo-"):
+                    inputs = _inputs(report, model, name, config)
+                    found += [
+                        Speed(model, name, case, rate, inputs[number])
+                        for case in OFFLINE
+                        for number, rate in report.by_round(
+                            model, name, case, "tokens_per_second"
+                        ).items()
+                        if number in inputs
+                    ]
     return found
 
 
-def _inputs(report: Report, model: str, name: str, config: dict[str, Any]) -> SpeedInputs | None:
+def _inputs(
+    report: Report, model: str, name: str, config: dict[str, Any]
+) -> dict[int, SpeedInputs]:
+    """Return what the planner is told in each round in which the engine measured the machine."""
     rates = {
-        kind: report.median(model, "machine", "limits", f"engine_{kind}")
+        kind: report.by_round(model, "machine", "limits", f"engine_{kind}")
         for kind in ("read_bytes", "plain", "int8", "int4")
     }
-    known = {kind: rate for kind, rate in rates.items() if rate is not None}
-    if len(known) < len(rates):
-        return None
+    whole = set.intersection(*map(set, rates.values()))
+    found = {
+        number: _inputs_of({kind: rates[kind][number] for kind in rates}, model, name, config)
+        for number in sorted(whole)
+    }
+    return {number: inputs for number, inputs in found.items() if inputs is not None}
+
+
+def _inputs_of(
+    known: dict[str, float], model: str, name: str, config: dict[str, Any]
+) -> SpeedInputs | None:
     form = name.removeprefix("exo-engine-")
     flags = ["--max-model-len=1024", *([] if form == "bf16" else [f"--quantization={form}"])]
     gpu = cpu_as_gpu(
@@ -178,9 +193,9 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
         "# The planner's speeds on a processor",
         "",
         "exo-engine's speeds as they were [measured](cpu.md), and as the planner estimates them from the engine's own",
-        "measurement of the same machine in the same run (`exo ai deployment plan --gpu-type cpu --measure`). Constants",
+        "measurement of the same machine in the same round (`exo ai deployment plan --gpu-type cpu --measure`). Constants",
         f"are set on {TITLES[SETS_CONSTANTS].partition(',')[0]} alone; the other models are graded.",
-        "The band that a plan shows has nine in ten of all of them.",
+        "The band that a plan shows has nine in ten of the figures of all rounds. Below are medians of the rounds.",
         "",
         "    make planner-calibrate",
         "",
@@ -191,8 +206,12 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
             "",
         ]
     for model in dict.fromkeys(each.model for each in speeds):
-        of_model = [each for each in speeds if each.model == model]
-        ratios = [each.predict(constants) / each.rate for each in of_model]
+        of_model: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for each in speeds:
+            if each.model == model:
+                both = each.predict(constants), each.rate
+                of_model.setdefault((each.contestant, each.case), []).append(both)
+        ratios = [_medians(pairs)[2] for pairs in of_model.values()]
         near = sum(1 / (1 + WANTED) <= ratio <= 1 + WANTED for ratio in ratios)
         part = "sets constants" if model == SETS_CONSTANTS else "graded"
         lines += [
@@ -203,18 +222,24 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
             "| tokens/s: estimated / measured (ratio) | " + " | ".join(OFFLINE) + " |",
             "| --- | " + " | ".join("---:" for _ in OFFLINE) + " |",
         ]
-        for name in dict.fromkeys(each.contestant for each in of_model):
+        for name in dict.fromkeys(name for name, _ in of_model):
             cells = {
-                each.case: f"{each.predict(constants):,.0f} / {each.rate:,.0f} "
-                f"({each.predict(constants) / each.rate:.2f})"
-                for each in of_model
-                if each.contestant == name
+                case: "{:,.0f} / {:,.0f} ({:.2f})".format(*_medians(pairs))
+                for (contestant, case), pairs in of_model.items()
+                if contestant == name
             }
             lines.append(
                 f"| {name} | " + " | ".join(cells.get(case, "–") for case in OFFLINE) + " |"
             )
         lines.append("")
     return "\n".join(lines)
+
+
+def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return the medians of estimates, of measurements and of their ratios."""
+    estimates, measured = zip(*pairs, strict=True)
+    ratios = [estimate / rate for estimate, rate in pairs]
+    return statistics.median(estimates), statistics.median(measured), statistics.median(ratios)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -140,13 +140,17 @@ class Report:
 
     def values(self, model: str, name: str, case: str, figure: str) -> list[float]:
         """Return what counts of a figure, or in a quick run all."""
-        return [
-            each["figures"][figure]
+        return list(self.by_round(model, name, case, figure).values())
+
+    def by_round(self, model: str, name: str, case: str, figure: str) -> dict[int, float]:
+        """Return the same by the round that it is of."""
+        return {
+            each["round"]: each["figures"][figure]
             for each in self.measurements
             if (each["model"], each["contestant"], each["case"]) == (model, name, case)
             and (each["counts"] or self.is_quick)
             and figure in each["figures"]  # figures kept of an older run may lack it
-        ]
+        }
 
     def median(self, model: str, name: str, case: str, figure: str) -> float | None:
         """Return the median of what counts; None: nothing does."""
