@@ -53,6 +53,8 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
     """Return the seconds that a prompt computes, reads weights, launches and sends between GPUs."""
     model, ranks = inputs.model, inputs.ranks
     compute = product_seconds(inputs, length, flops)
+    # Of all its tokens a prompt has logits of the last one alone.
+    compute -= 2 * (length - 1) * model.vocab_size * model.hidden_size / flops
     compute += attention_flops(inputs, length) / half_rate(inputs, flops)
     steps = _num_steps(inputs, length)
     touched = touched_share(model, min(length, inputs.max_num_batched_tokens))

@@ -139,19 +139,9 @@ def prompt_parts(
     small = _small_seconds(inputs, constants, steps, length) + steps * constants.step
     return {
         _READS: parts["memory bandwidth"],
-        _PRODUCTS: (
-            parts["compute"]
-            - _unneeded_logits(inputs, length, rate)
-            + _fine_logits(inputs, 1, rate)
-        )
-        / constants.prompt_share,
+        _PRODUCTS: (parts["compute"] + _fine_logits(inputs, 1, rate)) / constants.prompt_share,
         _REST: small + constants.prompt,
     }
-
-
-def _unneeded_logits(inputs: SpeedInputs, length: int, rate: float) -> float:
-    """Return what of a prompt's products is nobody's: a prompt has logits of its last token alone."""
-    return 2 * (length - 1) * inputs.model.vocab_size * inputs.model.hidden_size / rate
 
 
 def _fine_logits(inputs: SpeedInputs, num_tokens: int, rate: float) -> float:
