@@ -81,6 +81,11 @@ class EngineRules:
         prints_exactly: starts print the release in full, and what the blocks take as the memory for them.
         second_runner: model types that start in vLLM's second model runner; None where all have one runner's rules.
         runs_dense_second: so do models without experts and states.
+        sinks_times: how much longer a prompt's attention takes where heads have sinks and the GPU is of compute capability
+            8. vLLM has its Triton kernel alone there (FlashAttention 3 is for 9). With it a prompt of 8k tokens took 1,500 ms
+            on an A100 that took 600 before (vllm-project/vllm#18152, 2025-05-14; it names no model, and 600 ms are what one
+            of 8B takes, 80 of them for attention); since #20308 (2025-07) it leaves out tiles that are masked, half of all:
+            (900 + 80) / 2 / 80.
     """
 
     engine: str
@@ -134,6 +139,7 @@ class EngineRules:
     prints_exactly: bool = False
     second_runner: frozenset[str] | None = None
     runs_dense_second: bool = False
+    sinks_times: float = 1.0
 
 
 def parse_version(text: str) -> Version | None:
@@ -220,6 +226,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         fits_length=version >= (0, 19, 0),
         second_runner=next((types for since, types in _SECOND_RUNNER if version >= since), None),
         runs_dense_second=version >= (0, 25, 0),
+        sinks_times=6.2,
     )
 
 

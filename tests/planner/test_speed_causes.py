@@ -16,7 +16,7 @@ from exo_inference.planner.speed.estimate import (
     token_seconds,
 )
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
-from exo_inference.planner.speed.operations import attention_flops, product_seconds
+from exo_inference.planner.speed.operations import attention_flops, half_rate, product_seconds
 
 
 def inputs_of(
@@ -133,6 +133,29 @@ def test_a_prompts_latents_are_expanded_to_heads() -> None:
     inputs = inputs_of("deepseek-ai/DeepSeek-R1", "H200", 8, tensor_parallel_size=8)
     length = 1000
     assert attention_flops(inputs, length) == 61 * 2 * 128 * (192 + 128) * length * length / 2
+
+
+@pytest.mark.parametrize(("gpu", "times"), [("A100 80GB", 6.2), ("H100", 1.0), ("L40S", 6.2)])
+def test_heads_with_sinks_attend_slower_before_hopper(gpu: str, times: float) -> None:
+    inputs = inputs_of("openai/gpt-oss-20b", gpu, max_model_len=32768)
+    plain = replace(inputs, rules=replace(inputs.rules, sinks_times=1.0))
+    assert attention_flops(inputs, 32000) == pytest.approx(times * attention_flops(plain, 32000))
+    dense = inputs_of("Qwen/Qwen3-8B", gpu)
+    without = replace(dense, rules=replace(dense.rules, sinks_times=1.0))
+    assert attention_flops(dense, 32000) == attention_flops(without, 32000)
+
+
+def test_a_prompt_has_logits_of_its_last_token_alone() -> None:
+    """Of a model with a head of a quarter of its weights the products of a long prompt are a quarter fewer."""
+    inputs = inputs_of("Qwen/Qwen3-0.6B", "H100")
+    model, flops = inputs.model, 1e15
+    reached = inputs.constants.compute_reached(inputs.gpu)
+    computed = prompt_times(inputs, 2000, flops)["compute"] * reached * flops
+    products = computed - attention_flops(inputs, 2000) * flops / half_rate(inputs, flops)
+    head = model.vocab_size * model.hidden_size
+    expected = 2 * 2000 * (model.num_active_parameters - head) + 2 * head
+    assert products == pytest.approx(expected)
+
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,10 @@ def half_rate(inputs: SpeedInputs, flops: float) -> float:
 
 
 def attention_flops(inputs: SpeedInputs, length: int) -> float:
-    """Return the operations of attention scores and values over a prompt (causal: half of them)."""
+    """Return the operations of attention scores and values over a prompt (causal: half of them).
+
+    Those of a slower kernel count as so many more.
+    """
     total = 0.0
     for layer, count in inputs.model.layer_counts:
         kv = layer.kv
@@ -98,8 +101,15 @@ def attention_flops(inputs: SpeedInputs, length: int) -> float:
             kv.kind is KvKind.LATENT
         ):  # vLLM expands a prompt's latents into keys and values of each head
             width = _outputs(layer, "q_b_proj", "q_proj") + _inputs(layer, "o_proj") or width
-        total += count * 2 * width * length * seen
+        total += count * 2 * width * length * seen * _kernel_times(inputs, layer)
     return total
+
+
+def _kernel_times(inputs: SpeedInputs, layer: Layer) -> float:
+    """Return how much longer a layer's attention takes than with the kernel that most layers have."""
+    has_sinks = any(weight.path.endswith(".sinks") for weight in layer.weights)
+    is_before_hopper = 8 <= (inputs.gpu.capability or 0.0) < 9
+    return inputs.rules.sinks_times if has_sinks and is_before_hopper else 1.0
 
 
 _SPARSE_TOKENS = 2048
