@@ -107,7 +107,7 @@ def read_speeds(reports: Sequence[Report]) -> list[Speed]:
         for model, config in report.shapes.items():
             for name in report.names:
                 if name.startswith("exo-"):
-                    inputs = _inputs(report, model, name, config)
+                    inputs = _inputs_by_round(report, model, name, config)
                     found += [
                         Speed(model, name, case, rate, inputs[number])
                         for case in OFFLINE
@@ -119,7 +119,7 @@ def read_speeds(reports: Sequence[Report]) -> list[Speed]:
     return found
 
 
-def _inputs(
+def _inputs_by_round(
     report: Report, model: str, name: str, config: dict[str, Any]
 ) -> dict[int, SpeedInputs]:
     """Return what the planner is told in each round in which the engine measured the machine."""
@@ -195,7 +195,8 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
         "exo-engine's speeds as they were [measured](cpu.md), and as the planner estimates them from the engine's own",
         "measurement of the same machine in the same round (`exo ai deployment plan --gpu-type cpu --measure`). Constants",
         f"are set on {TITLES[SETS_CONSTANTS].partition(',')[0]} alone; the other models are graded.",
-        "The band that a plan shows has nine in ten of the figures of all rounds. Below are medians of the rounds.",
+        "The band that a plan shows has nine in ten of the figures of all rounds. Below are medians of the",
+        "rounds, of the ratio too; a round in which the machine was not measured undisturbed has no part in them.",
         "",
         "    make planner-calibrate",
         "",

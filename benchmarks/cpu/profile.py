@@ -81,7 +81,7 @@ def cost_of_linear(call: Any) -> tuple[str, float, str, float]:
     scales = 0 if call.bits == 16 else 2 * size / call.group
     kind = f"product, {call.num_inputs:,} to {call.num_outputs:,}"
     numbers = "bf16" if call.bits == 16 else "int8"
-    rows = call.rows * (2 if call.is_fine else 1)
+    rows = call.rows * (2 if call.input_bits == 16 else 1)
     return kind, size * call.bits / 8 + scales, numbers, 2.0 * size * rows
 
 

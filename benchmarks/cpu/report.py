@@ -143,7 +143,7 @@ class Report:
         return list(self.by_round(model, name, case, figure).values())
 
     def by_round(self, model: str, name: str, case: str, figure: str) -> dict[int, float]:
-        """Return the same by the round that it is of."""
+        """Return the figure of each round that counts, by the round; in a quick run of all."""
         return {
             each["round"]: each["figures"][figure]
             for each in self.measurements
@@ -208,13 +208,7 @@ class Report:
     def ratios(self, target: Target, model: str) -> list[float]:
         """Return ours over theirs in each round in which both count."""
         ours, theirs = (
-            {
-                each["round"]: each["figures"][target.figure]
-                for each in self.measurements
-                if (each["model"], each["contestant"], each["case"]) == (model, name, target.case)
-                and (each["counts"] or self.is_quick)
-                and target.figure in each["figures"]
-            }
+            self.by_round(model, name, target.case, target.figure)
             for name in (target.ours, target.theirs)
         )
         return [value / theirs[number] for number, value in ours.items() if theirs.get(number)]

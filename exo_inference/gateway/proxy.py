@@ -50,7 +50,8 @@ from exo_inference.gateway.tracing import Attempt, attempt_at
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-"""So many further replicas get a request whose replica died on it: it may itself be the cause."""
+"""So many further replicas get a request whose replica died on it: it may itself be the cause. Each death may reset one
+new connection, which does not count: such a request has cost six ends at most when it is given up."""
 
 FIRST_BUSY_SECONDS = 0.01
 LAST_BUSY_SECONDS = 0.25
@@ -137,8 +138,8 @@ class _Attempts:
     busy: set[str] = field(default_factory=set)
     count: int = 0
     deaths: int = 0
-    was_reset: bool = False
-    """The last death closed a new connection, too, before its replica had read from it."""
+    dying: str | None = None
+    """The replica that died last, which may reset one new connection before it is gone."""
     waits: int = 0
     unseen_since: float | None = None
     """When no replica of the table could be reached first, after the last that could; a time of the loop."""
@@ -222,8 +223,9 @@ class Proxy:
                     self._holding.release(exchange)
                     if upstream.status == 404:
                         self._check_in_effect(exchange, job, attempts.asked)
-                    strip = job.strip_usage
-                    return await relay(request, upstream, exchange, self._room, strip_usage=strip)
+                    return await relay(
+                        request, upstream, exchange, self._room, strip_usage=job.strip_usage
+                    )
             except _BusyError as exc:
                 attempts.busy.add(replica.name)
                 self._log(logging.INFO, exchange, exc)
@@ -240,7 +242,7 @@ class Proxy:
                     ) from exc
                 attempts.died.add(replica.name)
                 attempts.deaths += 1
-                attempts.was_reset, attempts.unseen_since = False, None
+                attempts.dying, attempts.unseen_since = replica.name, None
                 self._log(logging.WARNING, exchange, exc)
             finally:
                 self._balancer.release(replica.name)
@@ -377,15 +379,15 @@ class Proxy:
                     raise _BusyError(f"busy, cannot connect now: {exc}") from exc
                 raise _UnreachableError(f"cannot connect: {exc}") from exc
             except aiohttp.ClientConnectionError as exc:
-                if attempts.deaths and not attempts.was_reset and _is_unread(exc):
-                    attempts.was_reset = True  # a part of the death before
-                    raise _UnreachableError(f"hung up before it read the request: {exc!r}") from exc
+                if replica.name == attempts.dying and _is_reset(exc):
+                    attempts.dying = None
+                    raise _UnreachableError(f"hung up once more as it died: {exc!r}") from exc
                 raise _DiedError(f"hung up before its answer: {exc!r}") from exc
             except TimeoutError as exc:
                 raise _DiedError("is not ready any more and did not answer") from exc
             except aiohttp.ClientError as exc:
-                name = f"replica {replica.name} of deployment {exchange.deployment!r}"
-                raise errors.replica_failed(f"{name} gave an answer that is not HTTP") from exc
+                which = f"replica {replica.name} of deployment {exchange.deployment!r}"
+                raise errors.replica_failed(f"{which} gave an answer that is not HTTP") from exc
             try:
                 if upstream.status == 503 and DRAINING_HEADER in upstream.headers:
                     raise _UnreachableError("it is draining")
@@ -413,13 +415,12 @@ class Proxy:
             aiohttp.ClientError: it cannot be reached, or hung up.
         """
         address, narrow = replica.address, attempts.asked.narrow
-        fresh = attempts.deaths > 0
         headers = request_headers(request.headers, exchange.request_id)
         if attempt is not None:
             attempt.inject(headers)
         async with asyncio.timeout(None) as limit:
             with self._patience.watch(limit, job.deployment_id, replica.name, narrow):
-                return await self._upstreams.session(address, fresh=fresh).request(
+                return await self._upstreams.session(address, fresh=attempts.deaths > 0).request(
                     "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
                     self._upstreams.url(address, job.path, request.rel_url.raw_query_string),
                     headers=headers,
@@ -428,9 +429,8 @@ class Proxy:
                 )
 
 
-def _is_unread(exc: Exception) -> bool:
-    """Whether a connection ended with bytes that nobody took, as in the queue of a socket that closes."""
-    # aiohttp gives no number where it finds the connection closed before it writes.
+def _is_reset(exc: Exception) -> bool:
+    """Whether a connection ended with bytes that nobody took; aiohttp gives no number where it wrote none."""
     return isinstance(exc, OSError) and exc.errno in (None, errno.ECONNRESET, errno.EPIPE)
 
 

@@ -21,9 +21,9 @@ from exo_inference.planner.memory import Component, ExpertPadding, Ranks, expert
 from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
 from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
 from exo_inference.planner.model.requantize import (
-    CODED_HEAD,
+    INT8_HEAD,
     ONLINE,
-    with_coded_head,
+    with_int8_head,
     with_quantization,
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec
@@ -106,8 +106,8 @@ def settle(
     tokens, seqs = _step_size(model, gpu, parameters, rules, length, ranks)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)
-    if _codes_head(gpu, parameters, dtype):
-        model = with_coded_head(model)
+    if _has_int8_head(model, gpu, parameters, dtype):
+        model = with_int8_head(model)
     cache_bytes = _kv_bytes(model, parameters, dtype)
     kv = KvSettings(
         rules,
@@ -156,10 +156,11 @@ def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architectur
     return model
 
 
-def _codes_head(gpu: Gpu, parameters: EngineParameters, dtype: str) -> bool:
-    """Whether kernels for processors compute, with the output head in INT8."""
+def _has_int8_head(model: Architecture, gpu: Gpu, parameters: EngineParameters, dtype: str) -> bool:
+    """Whether exo-engine's kernels for processors compute logits, with a head that they hold in INT8."""
+    computes_logits = not (parameters.runner == "pooling" or model.is_embedding)
     asked = (parameters.quantization or "").lower()
-    return gpu.vendor == "cpu" and dtype == "bfloat16" and asked in CODED_HEAD
+    return gpu.vendor == "cpu" and dtype == "bfloat16" and asked in INT8_HEAD and computes_logits
 
 
 def _step_size(

@@ -342,10 +342,8 @@ def _run(command: Sequence[str], *, check: bool = True) -> subprocess.CompletedP
     if check and result.returncode:
         tail = (result.stdout + result.stderr).strip().splitlines()[-15:]
         last = tail[-1] if tail else "it said nothing"
-        before = "\n".join(tail[:-1])
-        raise BuildFailed(
-            f"`{' '.join(command[:1])}` ended with {result.returncode}: {last}\n{before}".rstrip()
-        )
+        before = "\n".join(["\nBefore that:", *tail[:-1]]) if tail[1:] else ""
+        raise BuildFailed(f"`{command[0]}` ended with {result.returncode}: {last}{before}")
     return result
 
 

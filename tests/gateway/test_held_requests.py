@@ -221,27 +221,78 @@ async def test_request_on_a_replica_that_dies_is_sent_again_to_its_replacement(s
     assert only.bodies[0] == only.bodies[1]
 
 
+class ResettingSocket:
+    """Listens, accepts nobody, and closes when somebody has connected; listens anew at once, or after `once` no more."""
+
+    def __init__(self, path, *, once=False):
+        self.path, self.once = path, once
+        self.closed = asyncio.Event()
+        self.listen()
+
+    def listen(self):
+        self.queue = socket.socket(socket.AF_UNIX)
+        self.queue.bind(str(self.path))
+        self.queue.listen()
+        asyncio.get_running_loop().add_reader(self.queue, self.reset)
+
+    def reset(self):
+        self.close()
+        if not self.once:
+            self.listen()
+
+    def close(self):
+        asyncio.get_running_loop().remove_reader(self.queue)
+        self.queue.close()
+        self.path.unlink(missing_ok=True)
+        self.closed.set()
+
+
+async def stopped(engine):
+    await engine.stop()
+    engine.socket.unlink(missing_ok=True)
+
+
+async def test_a_replica_that_goes_on_resetting_connections_is_given_up(stack):
+    (only,) = stack.engines[:1]
+    stack.write_table([only])
+    await stack.table_applied()
+    await restarted(stack)
+    await stopped(only)
+    resetting = ResettingSocket(only.socket)
+    async with asyncio.timeout(10):
+        status, body, _ = await ask(stack)
+    resetting.close()
+    assert status == 502
+    assert b"3 replicas of deployment" in body
+
+
+async def test_a_reset_by_another_replica_than_died_last_counts(stack):
+    first, second = stack.engines[:2]
+    stack.write_table([first, second])
+    await stack.table_applied()
+    first.breaks_off()
+    await stopped(second)
+    resetting = ResettingSocket(second.socket)
+    async with asyncio.timeout(10):
+        status, body, _ = await ask(stack)
+    resetting.close()
+    assert status == 502
+    assert b"3 replicas of deployment" in body
+    assert len(first.requests) <= 2
+
+
 async def test_one_kill_counts_once_where_it_resets_a_new_connection(stack):
     """A process that dies closes what is connected, and then its socket with what waits there to be accepted."""
     (only,) = stack.engines[:1]
     stack.write_table([only])
     await stack.table_applied()
     await restarted(stack)
-    loop, closed = asyncio.get_running_loop(), asyncio.Event()
+    dying = asyncio.Queue()
 
     async def die(request):
         await only.runner.sites.copy().pop().stop()
         only.socket.unlink(missing_ok=True)
-        queue = socket.socket(socket.AF_UNIX)
-        queue.bind(str(only.socket))
-        queue.listen()
-
-        def close():
-            loop.remove_reader(queue)
-            queue.close()
-            closed.set()
-
-        loop.add_reader(queue, close)
+        dying.put_nowait(ResettingSocket(only.socket, once=True))
         request.transport.abort()
         return web.Response()
 
@@ -249,9 +300,7 @@ async def test_one_kill_counts_once_where_it_resets_a_new_connection(stack):
     request = ask(stack)
     for _ in range(2):
         async with asyncio.timeout(5):
-            await closed.wait()
-        closed.clear()
-        only.socket.unlink()
+            await (await dying.get()).closed.wait()
         await web.UnixSite(only.runner, str(only.socket)).start()
         if len(only.requests) == 2:
             only.answers(200, {"engine": "again"})

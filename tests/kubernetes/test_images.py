@@ -20,6 +20,45 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_build_that_fails_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_failures: int
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> None:
+        commands.append(command)
+        if len(commands) <= num_failures:
+            raise images.BuildFailed("no package came")
+
+    monkeypatch.setattr(images, "_run", run)
+    monkeypatch.setattr(images, "_builder", lambda: "docker")
+    if num_failures == 1:
+        images._bud("tag", tmp_path / "Dockerfile", tmp_path, {})
+    else:
+        with pytest.raises(images.BuildFailed):
+            images._bud("tag", tmp_path / "Dockerfile", tmp_path, {})
+    assert len(commands) == 2
+    assert commands[0] == commands[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            "echo fetching; echo no route >&2; exit 3",
+            "`sh` ended with 3: no route\nBefore that:\nfetching",
+        ),
+        ("exit 1", "`sh` ended with 1: it said nothing"),
+        ("echo gone; exit 1", "`sh` ended with 1: gone"),
+    ],
+)
+def test_a_failure_begins_with_the_last_line_of_what_was_said(script: str, message: str) -> None:
+    with pytest.raises(images.BuildFailed) as caught:
+        images._run(["sh", "-c", script])
+    assert str(caught.value) == message
+
+
 def test_every_source_of_every_image_exists() -> None:
     for image in images.IMAGES:
         for source in (image.dockerfile, *image.sources):

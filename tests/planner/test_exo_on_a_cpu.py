@@ -15,6 +15,8 @@ from exo_inference.planner import (
     read_architecture,
 )
 from exo_inference.planner.model.checkpoint import with_total_bytes
+from exo_inference.planner.model.requantize import INT8_HEAD, has_int8_head
+from exo_inference.planner.resolved_setting import settle
 from tests.planner.flags import settings_of
 
 CONFIG = {
@@ -115,7 +117,24 @@ def test_of_an_untied_model_the_head_alone_is_in_int8(flag: str) -> None:
 def test_on_a_gpu_the_head_keeps_its_bits() -> None:
     model, flags = read_architecture(CONFIG, name="tiny"), ["--quantization=int8"]
     found = plan(model, find_gpu("L4"), 1, settings_of(flags, engine="exo"))
-    assert found.weights_bytes_per_gpu > 2 * CONFIG["vocab_size"] * 192
+    layers = 6 * (LAYER - 2 * 192) + 6 * 4 * (192 + 2 * 64 + 192 + 2 * 512 + 192) + 2 * 13 * 192
+    assert found.weights_bytes_per_gpu == pytest.approx(
+        layers + 2 * CONFIG["vocab_size"] * 192, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("runner", ["pooling", "generate"])
+def test_where_no_logits_are_computed_the_embedding_keeps_its_bits(runner: str) -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    flags = ["--quantization=int8", "--dtype=bfloat16", f"--runner={runner}"]
+    settled = settle(model, cpu_as_gpu(16 * 2**30), 1, settings_of(flags, engine="exo"), None)
+    assert has_int8_head(settled.model) == (runner == "generate")
+
+
+def test_the_engine_has_its_head_in_int8_with_what_plans_count_so() -> None:
+    formats = pytest.importorskip("exo_engine.weight_formats")
+    names = formats.formats_made_at_load()
+    assert {name for name in names if formats.load_format(name).has_int8_head} == INT8_HEAD
 
 
 WINDOWS = {

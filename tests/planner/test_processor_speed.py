@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.cpu.page import as_json
 from benchmarks.cpu.report import Report
 from exo_inference.planner import Gpu, Plan, cpu_as_gpu, explain, plan, read_architecture
+from exo_inference.planner.model.requantize import with_quantization
 from exo_inference.planner.speed.processor import (
     load_processor_constants,
     products_of,
@@ -25,6 +27,7 @@ CONFIG = {
     "max_position_embeddings": 2048, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
 }  # fmt: skip
 GIB = 2**30
+FORMS = {"int8": "int8-weight-only", "int4": "int4-group-32"}
 RATES = {"plain": 800e9, "int8": 1600e9, "int4": 1200e9}
 
 
@@ -71,6 +74,21 @@ def test_smaller_weights_are_multiplied_at_their_own_rate_and_read_sooner(form: 
     kind, rate = products_of(found.basis.speed)
     assert (kind, rate) == (form[:4], pytest.approx(RATES[form[:4]]))
     assert one_request(measured(), f"--quantization={form}") < one_request(measured())
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_logits_of_a_head_in_int8_are_two_products_at_the_rate_of_int8(form: str) -> None:
+    found = planned(measured(), f"--quantization={form}")
+    assert found.basis is not None
+    inputs, constants = found.basis.speed, load_processor_constants()
+    plain = replace(
+        inputs, model=with_quantization(read_architecture(CONFIG, name="s"), FORMS[form])
+    )
+    head = 2 * 8 * 49152 * 576 / RATES["int8"] / constants.few_rows_share
+    with_head, without = (
+        step_parts(each, constants, 8, 512, RATES[form])["compute"] for each in (inputs, plain)
+    )
+    assert with_head - without == pytest.approx(head)
 
 
 def test_an_unmeasured_machine_is_assumed_and_says_so_with_wide_bands() -> None:
@@ -150,6 +168,25 @@ def test_figures_set_the_constants_by_which_they_would_be_estimated(
     )
     target.write_text("{}")
     assert main(["--figures", str(figures), "--check"]) == 1
+
+
+def test_each_figure_is_estimated_from_its_own_rounds_machine() -> None:
+    report = report_of("s", {"decode 1": 100.0})
+    for number, (read_bytes, others) in enumerate(((60e9, 0.0), (90e9, 0.5)), start=1):
+        limits = {
+            f"engine_{kind}": rate for kind, rate in {"read_bytes": read_bytes, **RATES}.items()
+        }
+        report.add("s", "machine", "limits", number, limits, others)
+        report.measurements[-1]["counts"] = others == 0
+        report.add("s", "exo-engine-int8", "decode 1", number, {"tokens_per_second": 150.0}, 0.0)
+    speeds = read_speeds([report])
+    assert [(each.rate, each.inputs.gpu.bandwidth) for each in speeds] == [
+        (100.0, 30e9),
+        (150.0, 60e9),
+    ]
+    constants = load_processor_constants()
+    ratio = sum(each.predict(constants) / each.rate for each in speeds) / 2
+    assert f"({ratio:.2f})" in render(speeds, constants)
 
 
 def test_without_figures_the_constants_are_assumed_and_the_page_says_so(tmp_path: Path) -> None:

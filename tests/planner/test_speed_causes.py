@@ -157,7 +157,6 @@ def test_a_prompt_has_logits_of_its_last_token_alone() -> None:
     assert products == pytest.approx(expected)
 
 
-
 @pytest.mark.parametrize(
     ("gpu", "ranks", "heads"),
     [("H200", 8, 64), ("B200", 8, 128), ("B200", 4, 128), ("H200", 1, 128)],

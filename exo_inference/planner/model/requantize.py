@@ -32,15 +32,18 @@ ONLINE: Mapping[str, str] = {
 """Values of --quantization that quantize plain weights while they are loaded, and their form; `int8` and
 those of INT4 are exo-engine's, the others are vLLM's."""
 
-CODED_HEAD = frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"})
-"""Those with which exo-engine's kernels for processors have the output head in INT8."""
+INT8_HEAD = frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"})
+"""Those with which exo-engine's kernels for processors have the output head in INT8, too."""
+
+_HEADS = ("lm_head", "embed_tokens")
+"""Paths of what logits are computed with: the first that there is."""
 
 
 @lru_cache(maxsize=256)
 def with_quantization(architecture: Architecture, method: str) -> Architecture:
     """Return the model with every linear layer in the method's usual form.
 
-    Embeddings, output head, norms, routers and image encoders keep 16 bits, as the methods do.
+    Embeddings, output head (but see `with_int8_head`), norms, routers and image encoders keep 16 bits, as the methods do.
 
     Raises:
         ValueError: the method is unknown.
@@ -64,23 +67,21 @@ def with_quantization(architecture: Architecture, method: str) -> Architecture:
 
 
 @lru_cache(maxsize=64)
-def with_coded_head(architecture: Architecture) -> Architecture:
+def with_int8_head(architecture: Architecture) -> Architecture:
     """Return the model with its output head, or the embedding that is one, in INT8."""
-    parts = {weight.part for weight in architecture.outer_weights}
-    head = "lm_head" if "lm_head" in parts else "embedding"
+    paths = {weight.path for weight in architecture.outer_weights}
+    head = next(path for path in _HEADS if path in paths)
     weights = tuple(
-        replace(weight, format=INT8_WEIGHT_ONLY)
-        if weight.part == head and weight.path in _HEADS
-        else weight
+        replace(weight, format=INT8_WEIGHT_ONLY) if weight.path == head else weight
         for weight in architecture.outer_weights
     )
     return replace(architecture, outer_weights=weights)
 
 
-def has_coded_head(architecture: Architecture) -> bool:
-    """Whether it is what `with_coded_head` returns."""
+def has_int8_head(architecture: Architecture) -> bool:
+    """Whether the output head, or the embedding that is one, is in INT8 although it is stored plain."""
     return any(
-        weight.path in _HEADS and weight.format is INT8_WEIGHT_ONLY
+        weight.path in _HEADS and weight.format == INT8_WEIGHT_ONLY
         for weight in architecture.outer_weights
     )
 
@@ -114,7 +115,6 @@ def _bits(weight: Weight) -> float:
     return 16.0 if weight.format is None else weight.format.bits
 
 
-_HEADS = frozenset({"lm_head", "embed_tokens"})
 _KEPT = quantization_named("w4a16").default
 """Only marks "not chosen" below; never attached to a weight."""
 

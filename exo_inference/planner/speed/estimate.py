@@ -17,6 +17,7 @@ from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.operations import (
     attention_flops,
     half_rate,
+    logits_operations,
     product_seconds,
     touched_share,
     unchosen_share,
@@ -54,7 +55,7 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
     model, ranks = inputs.model, inputs.ranks
     compute = product_seconds(inputs, length, flops)
     # Of all its tokens a prompt has logits of the last one alone.
-    compute -= 2 * (length - 1) * model.vocab_size * model.hidden_size / flops
+    compute -= logits_operations(model, length - 1) / flops
     compute += attention_flops(inputs, length) / half_rate(inputs, flops)
     steps = _num_steps(inputs, length)
     touched = touched_share(model, min(length, inputs.max_num_batched_tokens))

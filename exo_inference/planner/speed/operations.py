@@ -75,6 +75,11 @@ def _unpacked(inputs: SpeedInputs) -> float:
     return larger / (_HOPPER_SHARE if gpu.capability == 9.0 else 1.0)
 
 
+def logits_operations(model: Architecture, num_tokens: int) -> int:
+    """Return the operations of so many tokens' logits, over all GPUs."""
+    return 2 * num_tokens * model.vocab_size * model.hidden_size
+
+
 def half_rate(inputs: SpeedInputs, flops: float) -> float:
     """Return the operations per second in 16 bit, in which attention computes."""
     tflops = inputs.gpu.tflops

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from exo_inference.planner.model.requantize import has_coded_head
+from exo_inference.planner.model.requantize import has_int8_head
 from exo_inference.planner.speed.constants import SpeedConstants
 from exo_inference.planner.speed.estimate import (
     PROMPT_LENGTHS,
@@ -25,6 +25,7 @@ from exo_inference.planner.speed.estimate import (
 )
 from exo_inference.planner.speed.figures import BatchSpeed, PromptSpeed, Speed
 from exo_inference.planner.speed.inputs import SpeedInputs
+from exo_inference.planner.speed.operations import logits_operations
 
 _SOURCE = "reads and products: {source}; and what exo-engine takes beside them"
 _ASSUMED_BAND = 2.5
@@ -123,7 +124,7 @@ def step_parts(
     return {
         _READS: parts["weights read"],
         _CACHE: parts["cache read"] / constants.cache_share,
-        _PRODUCTS: (parts["compute"] + _fine_logits(inputs, size, rate)) / constants.few_rows_share,
+        _PRODUCTS: (parts["compute"] + _int8_head_seconds(inputs, size)) / constants.few_rows_share,
         _REST: _small_seconds(inputs, constants, 1, size)
         + constants.step
         + constants.sequence * size,
@@ -139,17 +140,17 @@ def prompt_parts(
     small = _small_seconds(inputs, constants, steps, length) + steps * constants.step
     return {
         _READS: parts["memory bandwidth"],
-        _PRODUCTS: (parts["compute"] + _fine_logits(inputs, 1, rate)) / constants.prompt_share,
+        _PRODUCTS: (parts["compute"] + _int8_head_seconds(inputs, 1)) / constants.prompt_share,
         _REST: small + constants.prompt,
     }
 
 
-def _fine_logits(inputs: SpeedInputs, num_tokens: int, rate: float) -> float:
-    """Return what logits of an output head in INT8 take beside one product: hidden states are two rows each."""
-    model = inputs.model
-    if not has_coded_head(model):
+def _int8_head_seconds(inputs: SpeedInputs, num_tokens: int) -> float:
+    """Return the further seconds of logits from a head in INT8, for which each hidden state is two rows of a product."""
+    if not has_int8_head(inputs.model):
         return 0.0
-    return 2 * num_tokens * model.vocab_size * model.hidden_size / rate
+    tflops = inputs.gpu.tflops
+    return logits_operations(inputs.model, num_tokens) / (tflops.get("int8", tflops["bf16"]) * 1e12)
 
 
 def _small_seconds(

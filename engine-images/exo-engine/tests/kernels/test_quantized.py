@@ -57,28 +57,47 @@ def test_products_of_inputs_in_16_bits_are_nearly_those_of_the_inputs(
     kernels: Kernels, shape: tuple[int, int], group: int
 ) -> None:
     matrix = _matrix(shape, 8, group, has_zeros=False)
+    matrix.scale = 0.5
     numbers = matrix.numbers(slice(0, shape[0])).double()
     for num_rows in (1, 2, 3, 5, 6, 7, 16, 17, 33):
         inputs = _random(num_rows, shape[1])
         inputs[0, 3] = 40.0  # where 8 bits would leave little of the others
         exact, step = inputs.double() @ numbers.T, inputs.float().abs().amax(dim=1) / 127 / 256
-        sums = matrix.multiply(kernels, inputs, dtype=torch.float32, is_fine=True)
+        sums = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=16)
         # Each input is off by half a step at most.
         bound = step.double().unsqueeze(1) / 2 * numbers.abs().sum(dim=1) + 1e-5 * exact.abs().max()
         assert ((sums - exact).abs() <= bound).all()
-        assert torch.equal(matrix.multiply(kernels, inputs, is_fine=True), sums.bfloat16())
-        for row in range(num_rows):
-            alone = matrix.multiply(
-                kernels, inputs[row : row + 1], dtype=torch.float32, is_fine=True
-            )
-            assert torch.equal(alone[0], sums[row])
+        assert torch.equal(matrix.multiply(kernels, inputs, input_bits=16), sums.bfloat16())
+        bias = _random(shape[0])
+        with_bias = matrix.multiply(kernels, inputs, bias, input_bits=16)
+        assert torch.equal(with_bias, (sums + bias).bfloat16())
+        for num_threads in (1, 3):
+            kernels.set_num_threads(num_threads)
+            for row in range(num_rows):
+                alone = matrix.multiply(
+                    kernels, inputs[row : row + 1], dtype=torch.float32, input_bits=16
+                )
+                assert torch.equal(alone[0], sums[row])
+        kernels.set_num_threads(2)
+
+
+@pytest.mark.parametrize("code", [0, 255])
+def test_sums_of_the_largest_group_of_inputs_in_16_bits_fit(kernels: Kernels, code: int) -> None:
+    size = 2**16
+    matrix = QuantizedMatrix(64, size, bits=8, group=size)
+    matrix.pack(torch.full((64, size), code, dtype=torch.uint8), torch.full((64, 1), 2.0**-8))
+    inputs = torch.full((2, size), -1.0).bfloat16()
+    inputs[:, 0] = 127 * 256 / (128.5 * 256)  # of the others the lower number is as small as can be
+    exact = inputs.double() @ matrix.numbers(slice(0, 64)).double().T
+    found = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=16)
+    assert ((found - exact).abs() <= 1e-4 * exact.abs()).all()
 
 
 def test_nan_and_infinity_spoil_their_own_row_alone_in_16_bits(kernels: Kernels) -> None:
     matrix = _matrix((64, 48), 8, 48, has_zeros=False)
     inputs = _random(5, 48)
     inputs[0, 1], inputs[1, 2], inputs[2, 47], inputs[3] = torch.nan, torch.inf, -torch.inf, 0
-    outputs = matrix.multiply(kernels, inputs, dtype=torch.float32, is_fine=True)
+    outputs = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=16)
     assert not outputs[:3].isfinite().any()
     assert (outputs[3] == 0).all()
     assert outputs[4].isfinite().all()
@@ -140,9 +159,9 @@ def test_tiles_have_the_bits_of_the_instruction_for_one_row(
     matrix = _matrix(shape, bits, group or -(-shape[1] // 8) * 8, has_zeros=has_zeros)
     for num_rows in (1, 4, 5, 16, 17, 33, 70):
         inputs = _random(num_rows, shape[1])
-        for is_fine in (False, bits == 8):
+        for input_bits in (8, 16) if bits == 8 else (8,):
             tiles, rows = (
-                matrix.multiply(load_path(path), inputs, dtype=torch.float32, is_fine=is_fine)
+                matrix.multiply(load_path(path), inputs, dtype=torch.float32, input_bits=input_bits)
                 for path in ("amx", "avx512_bf16")
             )
             assert torch.equal(tiles, rows)

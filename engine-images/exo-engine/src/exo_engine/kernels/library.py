@@ -43,7 +43,7 @@ class LinearCall(ctypes.Structure):
         ("bits", ctypes.c_int),
         ("group", ctypes.c_int),
         ("has_zeros", ctypes.c_int),
-        ("is_fine", ctypes.c_int),
+        ("input_bits", ctypes.c_int),
         ("scale", ctypes.c_float),
     )
 

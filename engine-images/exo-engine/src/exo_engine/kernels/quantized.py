@@ -2,7 +2,8 @@
 
 A weight is `(code - zero) * scale`, with a scale per output and group of inputs, and a zero likewise or
 2^(bits - 1). Codes are without sign, scales float16. GGUF's Q8_0 and Q4_0 blocks (group 32) and groups of AWQ
-and GPTQ are of this form. On a CPU inputs are quantized to 8 bits, each row by its largest magnitude.
+and GPTQ are of this form. On a CPU inputs are quantized to 8 bits, or 16, each row by its
+largest magnitude.
 
 Legend: T rows of inputs, G groups.
 """
@@ -23,7 +24,7 @@ _BLOCK = 64
 # Codes that are packed at a time.
 _SLAB_CODES, _GPU_SLAB_CODES = 2**18, 2**24
 MAX_GROUP = 2**16
-"""Inputs whose products an int32 surely holds: 255 * 127 * 2^16 < 2^31."""
+"""Inputs whose products an int32 surely holds: 255 * 128 * 2^16 < 2^31."""
 
 
 class QuantizedMatrix:
@@ -173,7 +174,7 @@ class QuantizedMatrix:
         bias: Tensor | None = None,
         *,
         dtype: torch.dtype = torch.bfloat16,
-        is_fine: bool = False,
+        input_bits: Literal[8, 16] = 8,
     ) -> Tensor:
         """Return inputs (T, inputs) bf16 times the transposed matrix, plus bias (outputs,) bf16.
 
@@ -182,13 +183,13 @@ class QuantizedMatrix:
             inputs: contiguous.
             bias: or None.
             dtype: of the result, bfloat16 or float32.
-            is_fine: inputs are quantized to 16 bits instead of 8, which costs as many operations as twice the rows;
-                where codes have 8 bits.
+            input_bits: what inputs are quantized to. 16 take as many operations as twice the rows, and are for codes of 8
+                bits.
 
         Returns:
             (T, outputs).
         """
-        assert self.bits == 8 or not is_fine, "inputs in 16 bits are for codes of 8"
+        assert self.bits == 8 or input_bits == 8, "inputs in 16 bits are for codes of 8"
         check(inputs, torch.bfloat16, len(inputs), self.num_inputs)
         if bias is not None:
             check(bias, torch.bfloat16, self.num_outputs)
@@ -197,7 +198,7 @@ class QuantizedMatrix:
         call.inputs = inputs.data_ptr()
         call.bias = None if bias is None else bias.data_ptr()
         setattr(call, "outputs" if dtype == torch.bfloat16 else "floats", outputs.data_ptr())
-        call.rows, call.is_fine = len(inputs), is_fine
+        call.rows, call.input_bits = len(inputs), input_bits
         kernels.linear(ctypes.byref(call))
         return outputs
 

@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from exo_engine.kernels.library import Kernels
 from exo_engine.kernels.linear import PackedMatrix, packed_shape
-from exo_engine.kernels.quantized import MAX_GROUP, QuantizedMatrix
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Share, Stored, is_for_triton
 from exo_engine.weight_formats.int8 import Int8
@@ -60,15 +58,14 @@ class Embedding(Layer):
         return self.weight.nbytes
 
 
-class CodedEmbedding(Layer):
-    """The same in INT8, a scale per token, for CPU kernels: half of the bytes that the logits of a step read.
+class Int8Embedding(Layer):
+    """Token embeddings in INT8, with a scale per token, for the CPU kernels.
 
-    Hidden states are quantized to 16 bits where logits are computed, as 8 would not be exact enough for them.
+    Logits read half of the bytes so. Hidden states are quantized to 16 bits for them, as their errors are the logits'.
     """
 
     def __init__(self, context: Context, name: str, vocab_size: int, hidden_size: int) -> None:
         super().__init__(context)
-        self._kernels = context.kernels
         self._matrix = Int8(vocab_size, hidden_size, dtype=context.dtype, device=context.device)
         rows = slice(0, vocab_size)
         whole = Share(rows, rows, slice(0, hidden_size))
@@ -80,30 +77,25 @@ class CodedEmbedding(Layer):
         self._matrix.finish()
 
     def look_up(self, token_ids: Tensor) -> Tensor:
-        """See `Embedding.look_up`."""
-        packed, kernels = self._packed()
-        return packed.rows(kernels, token_ids.long())
+        """Return (T, E) for token ids (T,), integers."""
+        return self._matrix.look_up(token_ids.long())
 
     def project(self, hidden: Tensor) -> Tensor:
-        """See `Embedding.project`."""
-        packed, kernels = self._packed()
-        return packed.multiply(kernels, hidden.contiguous(), dtype=torch.float32, is_fine=True)
+        """Return how well each token's row fits hidden states (N, E): (N, V) float32."""
+        return self._matrix.project(hidden)
 
     @property
     def num_bytes(self) -> int:
         """See `Layer.num_bytes`."""
         return self._matrix.num_bytes
 
-    def _packed(self) -> tuple[QuantizedMatrix, Kernels]:
-        assert self._matrix.packed is not None, "`make_head` saw that there are kernels"
-        assert self._kernels is not None, "`make_head` saw that there are kernels"
-        return self._matrix.packed, self._kernels
-
 
 def make_head(
     context: Context, name: str, vocab_size: int, hidden_size: int
-) -> Embedding | CodedEmbedding:
-    """Return an output head, or an embedding that is one too, in the form that the weight format has it in."""
-    is_coded = context.weight_format.codes_head and context.kernels is not None
-    make = CodedEmbedding if is_coded and hidden_size <= MAX_GROUP else Embedding
+) -> Embedding | Int8Embedding:
+    """Return an output head, or an embedding that is one too: in INT8 where the weight format has it so."""
+    is_int8 = context.weight_format.has_int8_head and Int8.has_kernels(
+        hidden_size, context.dtype, context.device
+    )
+    make = Int8Embedding if is_int8 else Embedding
     return make(context, name, vocab_size, hidden_size)

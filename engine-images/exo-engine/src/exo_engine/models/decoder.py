@@ -259,7 +259,7 @@ class Decoder:
         self.device = device
         self.weighted_layers: list[Layer] = context.layers
         """Every layer with weights, in the order of the computation."""
-        make = make_head if spec.ties_embeddings else Embedding
+        make = make_head if spec.ties_embeddings and spec.has_head else Embedding
         self.embedding = make(context, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self.layers = [DecoderLayer(context, spec, index) for index in range(spec.num_layers)]
         self.final_norm = _norm(context, spec, "model.norm")

@@ -208,6 +208,8 @@ class DecoderSpec:
     """What a layer gives is multiplied by a number of its own."""
     ties_embeddings: bool = False
     """The output projection is the embedding matrix."""
+    has_head: bool = True
+    """Whether there is an output projection: a model that embeds or scores texts has none, and ties nothing."""
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     """Of the attention's output projection."""

@@ -71,8 +71,8 @@ class WeightFormat(ABC):
         device: where it lies; `meta` holds nothing and is for asking.
     """
 
-    codes_head: ClassVar[bool] = False
-    """Whether the output head, and an embedding that is one, are of INT8 where there are CPU kernels."""
+    has_int8_head: ClassVar[bool] = False
+    """Whether the output head, and an embedding that is one, are in INT8 where CPU kernels compute."""
     is_fixed = False
     """Whether a row's product may not depend on the rows beside it; the layer sets it."""
 

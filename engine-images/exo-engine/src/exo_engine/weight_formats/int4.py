@@ -38,7 +38,7 @@ _GPU_LOADING_SLAB_WEIGHTS = 2**23
 class Int4(WeightFormat):
     """A matrix of INT4 in groups of 32 inputs; a last one that is not full is filled up."""
 
-    codes_head = True
+    has_int8_head = True
     group: ClassVar[int] = FORMATS["int4"].group
     """Inputs with one scale."""
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from exo_engine.kernels.library import LinearCall, kernels_for
+from exo_engine.kernels.library import Kernels, LinearCall, kernels_for
 from exo_engine.kernels.quantized import MAX_GROUP, QuantizedMatrix
 from exo_engine.weight_formats.base import (
     GroupedProduct,
@@ -40,18 +40,17 @@ _MOST_ROWS = 128
 class Int8(WeightFormat):
     """A matrix of INT8 with one scale per row."""
 
-    codes_head = True
+    has_int8_head = True
 
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._kernels = kernels_for(dtype, device) if columns <= MAX_GROUP else None
+        self._kernels = self._kernels_for(columns, dtype, device)
         self._is_triton = is_for_triton(device)
-        self.packed: QuantizedMatrix | None = None
-        """What the CPU kernels multiply with."""
+        self._packed = None
         if self._kernels is not None:
             group = -(-columns // 8) * 8
-            self.packed = QuantizedMatrix(rows, columns, bits=8, group=group, device=device)
+            self._packed = QuantizedMatrix(rows, columns, bits=8, group=group, device=device)
         # With kernels they are there from the first load until all is packed.
         where = device if self._kernels is None else torch.device("meta")
         self.weight = torch.empty(rows, columns, dtype=torch.int8, device=where)
@@ -64,13 +63,18 @@ class Int8(WeightFormat):
         self._slab_rows = max(1, _SLAB_WEIGHTS.get(device.type, 1) // columns)
 
     @classmethod
+    def has_kernels(cls, columns: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the CPU kernels multiply with such a matrix, so that it has `look_up` and `project`."""
+        return cls._kernels_for(columns, dtype, device) is not None
+
+    @classmethod
     def stored(cls, rows: int, columns: int) -> Mapping[str, Stored]:
         """See `WeightFormat.stored`."""
         return {"weight": Stored((rows, columns))}
 
     def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
         """See `WeightFormat.load`: quantize a few rows at a time."""
-        if self.packed is not None and self.weight.is_meta:
+        if self._packed is not None and self.weight.is_meta:
             self.weight, self.scale = (
                 torch.empty_like(each, device="cpu") for each in (self.weight, self.scale)
             )
@@ -86,19 +90,19 @@ class Int8(WeightFormat):
 
     def finish(self) -> None:
         """See `WeightFormat.finish`."""
-        if self.packed is not None:
+        if self._packed is not None:
             codes = self.weight.view(torch.uint8).bitwise_xor_(128)
-            self.packed.pack_scaled(codes, self.scale.unsqueeze(1))
+            self._packed.pack_scaled(codes, self.scale.unsqueeze(1))
             self.weight, self.scale = self.weight.to("meta"), self.scale.to("meta")
 
     def kernel_call(self) -> LinearCall | None:
         """See `WeightFormat.kernel_call`."""
-        return None if self.packed is None else self.packed.kernel_call()
+        return None if self._packed is None else self._packed.kernel_call()
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        if self.packed is not None and self._kernels is not None:
-            return self.packed.multiply(self._kernels, inputs.contiguous(), bias)
+        if self._packed is not None and self._kernels is not None:
+            return self._packed.multiply(self._kernels, inputs.contiguous(), bias)
         if self._is_triton and (self.is_fixed or len(inputs) <= _MOST_ROWS):
             from exo_engine.kernels.triton import matmul
 
@@ -111,6 +115,22 @@ class Int8(WeightFormat):
             ]
             outputs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return outputs if bias is None else outputs.add_(bias)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return rows of the matrix by their ids (T,) int64: (T, columns)."""
+        assert self._packed is not None and self._kernels is not None, "`has_kernels` was asked"  # noqa: PT018
+        return self._packed.rows(self._kernels, ids)
+
+    def project(self, inputs: Tensor) -> Tensor:
+        """Return what `multiply` does, in float32: (T, rows), of inputs that are quantized to 16 bits."""
+        assert self._packed is not None and self._kernels is not None, "`has_kernels` was asked"  # noqa: PT018
+        return self._packed.multiply(
+            self._kernels, inputs.contiguous(), dtype=torch.float32, input_bits=16
+        )
+
+    @staticmethod
+    def _kernels_for(columns: int, dtype: torch.dtype, device: torch.device) -> Kernels | None:
+        return kernels_for(dtype, device) if columns <= MAX_GROUP else None
 
     def _multiply(self, inputs: Tensor, rows: slice) -> Tensor:
         weight, scale = self.weight[rows], self.scale[rows]
@@ -137,6 +157,6 @@ class Int8(WeightFormat):
     @property
     def num_bytes(self) -> int:
         """See `WeightFormat.num_bytes`."""
-        if self.packed is not None:
-            return self.packed.storage.nbytes
+        if self._packed is not None:
+            return self._packed.storage.nbytes
         return self.weight.nbytes + self.scale.nbytes

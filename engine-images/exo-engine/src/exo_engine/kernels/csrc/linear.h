@@ -94,10 +94,10 @@ inline void multiply_parts(const LinearCall& call, const QuantizedRows& rows, lo
 
 inline void multiply(const LinearCall& call) {
   const QuantizedRows rows = call.bits == 16 ? QuantizedRows{} : quantize_rows(call);
-  LinearCall parts = call;
-  parts.rows = num_code_rows(call);
+  LinearCall by_rows = call;  // whose rows are those of `rows`
+  by_rows.rows *= rows_per_input(call);
   for_each_part(num_parts(call), call.bits == 16 ? 4 : 2,
-                [&](long part, long past) { multiply_parts(parts, rows, part, past); });
+                [&](long part, long past) { multiply_parts(by_rows, rows, part, past); });
 }
 
 struct GroupsCall {
@@ -161,14 +161,15 @@ inline void pack(const Bf16* matrix, long stride, long rows, long num_inputs, Bf
   });
 }
 
+// An output's weights, of bf16 or of codes of 8 bits.
 inline void unpack_row(const LinearCall& call, long output, Bf16* row) {
-  if (call.bits == 8) return unpack_codes_of(call, output, row);
+  if (call.bits == 8) return dequantize_row(call, output, row);
   const Bf16* lane = (const Bf16*)call.packed + output / kBlock * kBlock * call.num_inputs + output % kBlock * 2;
   for (long pair = 0; pair < call.num_inputs / 2; pair++)
     memcpy(row + pair * 2, lane + pair * kBlock * 2, 2 * sizeof(Bf16));
 }
 
-// Rows of a matrix of bf16 or of codes of 8 bits, by their ids: (count, num_inputs).
+// The same of several outputs, by their ids: (count, num_inputs).
 inline void unpack_rows(const LinearCall& call, const int64_t* ids, long count, Bf16* rows) {
   for_each_part(count, 64, [&](long row, long past) {
     for (; row < past; row++) unpack_row(call, ids[row], rows + row * call.num_inputs);

@@ -1,5 +1,5 @@
-// Products with matrices of 8-bit and 4-bit codes, inputs in 8 bits: each row of inputs is quantized when it comes,
-// by its largest magnitude, and integer sums over a group of inputs are multiplied by the scales of both.
+// Products with matrices of 8-bit and 4-bit codes, inputs in 8 bits or 16: each row of inputs is quantized when it
+// comes, by its largest magnitude, and integer sums over a group of inputs are multiplied by the scales of both.
 //
 // A weight is (code - zero) * scale of its group. Codes are without sign; zero is 2^(bits - 1), or stored for each
 // group and output. Packed form: blocks of 64 outputs, in which for each group come
@@ -57,7 +57,8 @@ inline Ints widen_bytes(const uint8_t* bytes) {
   return __builtin_convertvector(load<Bytes>(bytes), Ints);
 }
 
-// A step's inputs in 8 bits; or in 16, each row of them as two: 256 times the first one's numbers plus the second one's.
+// Quantized inputs. Of a row in 16 bits there are two, so that one instruction serves both widths: an input is
+// (256 * high + low) * scale, with high from -127 to 127 and low from -128 to 127.
 struct QuantizedRows {
   int8_t* numbers;  // (rows, padded inputs)
   float* scales;    // (rows)
@@ -66,17 +67,17 @@ struct QuantizedRows {
 
 inline long num_groups(const LinearCall& call) { return (call.num_inputs + call.group - 1) / call.group; }
 
-inline long num_code_rows(const LinearCall& call) { return call.is_fine ? 2 * call.rows : call.rows; }
+inline long rows_per_input(const LinearCall& call) { return call.bits == 8 && call.input_bits == 16 ? 2 : 1; }
 
-inline Floats join_fine(Floats first, Floats second) { return multiply_add(first, Floats{} + 256.0f, second); }
+inline Floats join_high_and_low(Floats high, Floats low) { return multiply_add(high, Floats{} + 256.0f, low); }
 
 inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& rows) {
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: added, a number is rounded to the nearest, ties to even
   const long size = call.num_inputs, groups = num_groups(call), padded = groups * call.group;
   const Bf16* inputs = call.inputs + row * size;
-  const long first_row = call.is_fine ? 2 * row : row, past_row = first_row + (call.is_fine ? 2 : 1);
-  const float limit = call.is_fine ? 127.0f * 256 : 127.0f;
+  const long own_rows = rows_per_input(call), first_row = own_rows * row;
+  const float limit = own_rows == 2 ? 127.0f * 256 : 127.0f;  // high rounds to 127 at most
   int8_t* numbers = rows.numbers + first_row * padded;
   Floats most = {}, poison = {};  // NaN and infinity make it NaN, and so all results of the row
   long i = 0;
@@ -97,16 +98,16 @@ inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& 
     Bf16s some = {};
     memcpy(&some, inputs + at, count * sizeof(Bf16));
     const Ints rounded = (Ints)(widen(some) * inverse + kRound) - 0x4b400000;
-    const Ints first = call.is_fine ? (rounded + 128) >> 8 : rounded;
-    const Bytes firsts = __builtin_convertvector(first, Bytes);
-    memcpy(numbers + at, &firsts, count);
-    if (!call.is_fine) return;
-    const Bytes seconds = __builtin_convertvector(rounded - (first << 8), Bytes);
-    memcpy(numbers + padded + at, &seconds, count);
+    const Ints high = own_rows == 2 ? (rounded + 128) >> 8 : rounded;  // to the nearest, so that low fits a byte
+    const Bytes high_bytes = __builtin_convertvector(high, Bytes);
+    memcpy(numbers + at, &high_bytes, count);
+    if (own_rows == 1) return;
+    const Bytes low_bytes = __builtin_convertvector(rounded - (high << 8), Bytes);
+    memcpy(numbers + padded + at, &low_bytes, count);
   };
   for (i = 0; i + kLanes <= size; i += kLanes) quantize(i, kLanes);
   if (i < size) quantize(i, size - i);
-  for (long r = first_row; r < past_row; r++, numbers += padded) {
+  for (long r = first_row; r < first_row + own_rows; r++, numbers += padded) {
     rows.scales[r] = (is_zero ? 0.0f : largest_one / limit) + poison_one;
     for (i = size; i < padded; i++) numbers[i] = 0;
     for (long group = 0; group < groups; group++) {
@@ -160,12 +161,14 @@ void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row,
     }
   }
   if constexpr (Bits == 8 && Rows % 2 == 0) {
-    for (int r = 0; call.is_fine && r < Rows; r += 2) {
-      for (int v = 0; v < kVectors; v++)
-        sums[r][v] = join_fine(sums[r][v], sums[r + 1][v]) * (rows.scales[row + r] * call.scale);
-      store_row<Units>(call, (row + r) / 2, output, sums[r]);
+    if (rows_per_input(call) == 2) {
+      for (int r = 0; r < Rows; r += 2) {
+        for (int v = 0; v < kVectors; v++)
+          sums[r][v] = join_high_and_low(sums[r][v], sums[r + 1][v]) * (rows.scales[row + r] * call.scale);
+        store_row<Units>(call, (row + r) / 2, output, sums[r]);
+      }
+      return;
     }
-    if (call.is_fine) return;
   }
   for (int r = 0; r < Rows; r++) {
     for (int v = 0; v < kVectors; v++) sums[r][v] *= rows.scales[row + r] * call.scale;
@@ -200,8 +203,8 @@ void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long outp
   }
 }
 
-// An output's weights, codes of 8 bits, as numbers.
-inline void unpack_codes_of(const LinearCall& call, long output, Bf16* row) {
+// An output's weights, of codes of 8 bits.
+inline void dequantize_row(const LinearCall& call, long output, Bf16* row) {
   const long group_bytes = kBlock * (2 + call.group), lane = output % kBlock;
   const uint8_t* at = (const uint8_t*)call.packed + output / kBlock * num_groups(call) * group_bytes;
   for (long first = 0; first < call.num_inputs; first += call.group, at += group_bytes) {
@@ -215,7 +218,8 @@ inline void unpack_codes_of(const LinearCall& call, long output, Bf16* row) {
 
 // Quantizes all rows of inputs; valid until this thread's next call.
 inline QuantizedRows quantize_rows(const LinearCall& call) {
-  const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64), count = num_code_rows(call);
+  const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64);
+  const long count = call.rows * rows_per_input(call);
   char* room = room_for(count * (padded + 4 + 4 * groups) + 64);
   QuantizedRows rows{(int8_t*)room, (float*)(room + rounded_up(count * groups * call.group, 64)), nullptr};
   rows.sums = (int32_t*)(rows.scales + count);
@@ -231,7 +235,7 @@ constexpr long kLeastTileRows = 5;  // below, tiles are mostly empty and slower
 // The same for codes of 8 bits whose inputs are one group: sums are whole numbers, so bits are those of
 // `multiply_codes`.
 inline void multiply_codes_on_tiles(const LinearCall& call, const QuantizedRows& rows, long unit, long past) {
-  const long head_bytes = kBlock * 2;
+  const long head_bytes = kBlock * 2, own_rows = rows_per_input(call);
   for_each_tile(call.rows, unit, past, [&](long row, long count, long output, int units) {
     const uint8_t* block = (const uint8_t*)call.packed + output / kBlock * (head_bytes + kBlock * call.group);
     const long inside = output % kBlock;
@@ -244,13 +248,13 @@ inline void multiply_codes_on_tiles(const LinearCall& call, const QuantizedRows&
         const Ints total = totals[r][v] - (rows.sums[row + r] << 7);
         return __builtin_convertvector(total, Floats) * widen_halves((const uint16_t*)block + inside + v * kLanes);
       };
-      for (long r = 0; r < count; r += call.is_fine ? 2 : 1) {
+      for (long r = 0; r < count; r += own_rows) {
         Floats sums[Units];
         for (int v = 0; v < Units; v++) {
-          sums[v] = call.is_fine ? join_fine(sum_of(r, v), sum_of(r + 1, v)) : sum_of(r, v);
+          sums[v] = own_rows == 2 ? join_high_and_low(sum_of(r, v), sum_of(r + 1, v)) : sum_of(r, v);
           sums[v] *= rows.scales[row + r] * call.scale;
         }
-        store_row<Units>(call, (row + r) / (call.is_fine ? 2 : 1), output, sums);
+        store_row<Units>(call, (row + r) / own_rows, output, sums);
       }
     });
   });

@@ -24,7 +24,7 @@ struct LinearCall {
   int bits;       // 16: packed as in linear.h; 8 or 4: as in quantized.h
   int group;      // of inputs with one scale
   int has_zeros;  // for each group and output
-  int is_fine;    // codes of 8 bits: inputs in 16 bits, not 8
+  int input_bits;  // that codes are multiplied by: 8, or, where codes have 8 and there are no groups of rows, 16
   float scale;    // of all weights, beside those of the groups
 };
 

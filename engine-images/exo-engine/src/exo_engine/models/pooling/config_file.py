@@ -145,7 +145,7 @@ def _read_body(reader: ConfigReader, architecture: str) -> EncoderSpec | Decoder
                 "architectures", [architecture], f"a model without {what} to embed or score with"
             )
     # No head is loaded, as no text is generated.
-    return replace(spec, ties_embeddings=True)
+    return replace(spec, ties_embeddings=True, has_head=False)
 
 
 def _classifier(reader: ConfigReader, body: EncoderSpec | DecoderSpec) -> PoolingSpec:
