@@ -277,6 +277,7 @@ OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("core/runner.py", "_dispatch", "frame.copies[0].reshape(-1, 2).tolist"),
     ("core/runner.py", "_score", "self._batch.token_ids(slot)[:self._batch.num_prompt_tokens[slot]].tolist"),
     ("core/runner.py", "_score_prompts", "np.flatnonzero(is_wanted).tolist"),
+    *(("sampling/logprobs.py", "unpack", f"{name}.tolist") for name in ("whole", "floats")),
     ("sampling/sampler.py", "reports", "self.reported_rows.tolist"),
     ("sampling/sampler.py", "sample", "plan.num_top.tolist"),
     ("core/choices.py", "follow", "tokens.tolist"),
@@ -294,8 +295,9 @@ BEHIND_THE_COPY = {  # of a step's tokens, which has been waited for
 WITHOUT_GRAPHS = {
     ("layers/experts.py", "_products", "experts.bincount(minlength=len(self._experts)).tolist"),
 }
-# These do wait: where guesses are verified.
+# These do wait: where guesses are verified, and for the log-probabilities of a prompt.
 WAITING_NOW_AND_THEN = {
+    ("sampling/logprobs.py", "gather_logprobs", "found.packed.tolist"),
     ("core/runner.py", "_choose", "samples.tokens.cpu"),
     ("core/runner.py", "_choose", "samples.tokens.cpu().numpy"),
 }
@@ -349,7 +351,7 @@ def calls_of(names: set[str], path: Path) -> set[tuple[str, str]]:
 def modules_of_steps(
     gpu, quick_kernels, formats_of_a_gpu, tiny_model, monkeypatch
 ) -> dict[str, Path]:
-    """Every module of which anything runs in a step, found by running steps."""
+    """Every module of which anything runs in a step, up to its result, found by running steps."""
     asked = [("llama", None), *OF_EXPERTS]
     for module in (embedding, latent, rms_norm):
         monkeypatch.setattr(module, "is_for_triton", lambda device: True)
@@ -358,17 +360,20 @@ def modules_of_steps(
         for family, name in asked
     ]
     root, seen = Path(exo_engine.__file__).parent, set()
-    dispatch = runner.ModelRunner._dispatch
 
-    def profiled(self, frame):
-        sys.setprofile(lambda frame, event, _: seen.add(frame.f_code.co_filename))
-        try:
-            return dispatch(self, frame)
-        finally:
-            sys.setprofile(None)
+    def profiled(compute):
+        def run(*args):
+            sys.setprofile(lambda frame, event, _: seen.add(frame.f_code.co_filename))
+            try:
+                return compute(*args)
+            finally:
+                sys.setprofile(None)
 
-    monkeypatch.setattr(runner.ModelRunner, "_dispatch", profiled)
-    ways = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=1))
+        return run
+
+    for name in ("_dispatch", "_collect"):
+        monkeypatch.setattr(runner.ModelRunner, name, profiled(getattr(runner.ModelRunner, name)))
+    ways = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=1, logprobs=2))
     for llm, params in itertools.product(engines, ways):
         llm.generate([(1, 2, 3)], replace(params, max_tokens=2, ignore_eos=True))
     modules = {Path(name) for name in seen if Path(name).is_relative_to(root)}
@@ -379,6 +384,7 @@ def modules_of_steps(
     found = {str(path.relative_to(root)): path for path in modules}
     assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= found.keys()
     assert {"layers/experts.py", "layers/latent.py", "kernels/triton/codes.py"} <= found.keys()
+    assert {"core/choices.py", "sampling/logprobs.py"} <= found.keys()
     return found
 
 

@@ -53,7 +53,7 @@ def sample(values: torch.Tensor, rows: list[Row], mask=None) -> list[Token]:
             stop_token_ids=each.stop_token_ids,
         )
     samples = sample_slots(values, state, np.arange(len(rows)), mask)
-    reports = samples.reports()
+    reports = samples.reports(samples.packed[len(samples.tokens) :].numpy())
     return [
         Token(token_id, is_valid, reports.get(index))
         for index, (token_id, is_valid) in enumerate(

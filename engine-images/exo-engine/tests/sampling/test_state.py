@@ -91,7 +91,7 @@ def test_slots_that_come_and_go_equal_rows(plain, seed):
         found = sample(logits, state, np.array(slots))
         assert found.tokens.tolist() == [each.token_id for each in expected]
         assert found.is_valid.all()
-        reports = found.reports()
+        reports = found.reports(found.packed[len(found.tokens) :].numpy())
         for row, each in enumerate(expected):
             assert_same_report(reports.get(row), each.logprobs)
         # Low numbers often, so that words and penalties have something to see.

@@ -377,11 +377,11 @@ class ModelRunner:
         """
         answers = [Answer() for _ in inputs.slots]
         for choice in self._followed(choices, inputs.slots, epochs):
-            reports = choice.samples.reports()
             if choice.grammars is not None and not choice.grammars.is_settled:
                 self.grammars.settle()
-            rows = choice.members
-            token_ids, are_valid = unpack(np.array(choice.fetched(), dtype=np.int64))
+            rows, packed = choice.members, np.array(choice.fetched(), dtype=np.int64)
+            token_ids, are_valid = unpack(packed[: len(rows)])
+            reports = choice.samples.reports(packed[len(rows) :])
             self._batch.fill(inputs.slots[rows], epochs[rows], choice.places, token_ids)
             chosen = zip(rows.tolist(), token_ids.tolist(), are_valid.tolist(), strict=True)
             for index, (row, token_id, is_valid) in enumerate(chosen):

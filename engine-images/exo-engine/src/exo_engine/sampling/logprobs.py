@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
@@ -34,20 +36,27 @@ class LogprobTensors:
     num_top: Sequence[int]
     """How many of the K each row asks for."""
 
-    def reports(self) -> list[TokenLogprobs]:
-        """Bring them to the host, one report per row."""
-        return [
-            TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:num], values[:num], strict=True)))
-            for token_id, logprob, rank, num, ids, values in zip(
-                self.token_ids.tolist(),
-                self.logprobs.tolist(),
-                self.ranks.tolist(),
-                self.num_top,
-                self.top_ids.tolist(),
-                self.top_logprobs.tolist(),
-                strict=True,
-            )
-        ]
+    @property
+    def packed(self) -> Tensor:
+        """(N (3 + 2 K),) int64 for one copy: of each row all that there is, float32 as its bits."""
+        logprobs, top_logprobs = (
+            each.view(torch.int32).long() for each in (self.logprobs, self.top_logprobs)
+        )
+        columns = torch.stack((self.token_ids, logprobs, self.ranks), dim=1)
+        return torch.cat((columns, self.top_ids, top_logprobs), dim=1).flatten()
+
+    def unpack(self, packed: NDArray[np.int64]) -> list[TokenLogprobs]:
+        """Return a report per row, of `packed` on the host."""
+        whole = packed.reshape(len(self.num_top), -1)
+        floats = whole.astype(np.int32).view(np.float32)
+        most = (whole.shape[1] - 3) // 2
+        rows = zip(whole.tolist(), floats.tolist(), self.num_top, strict=True)
+        reports = []
+        for ids, numbers, num in rows:
+            top_ids, top_logprobs = ids[3 : 3 + most], numbers[3 + most :]
+            top = tuple(zip(top_ids[:num], top_logprobs[:num], strict=True))
+            reports.append(TokenLogprobs(ids[0], numbers[1], ids[2], top))
+        return reports
 
 
 def measure_logprobs(logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> LogprobTensors:
@@ -71,4 +80,5 @@ def gather_logprobs(
 ) -> list[TokenLogprobs]:
     """Return a report per row, as `measure_logprobs` does, on the host."""
     index = to_device(np.array(token_ids, np.int64), logits.device)
-    return measure_logprobs(logits, index, num_top).reports()
+    found = measure_logprobs(logits, index, num_top)
+    return found.unpack(np.array(found.packed.tolist(), dtype=np.int64))

@@ -45,14 +45,15 @@ class Samples:
 
     @property
     def packed(self) -> Tensor:
-        """(N,) int64 for one copy: a token, or what lies that far below 0 if it is not valid."""
-        return torch.where(self.is_valid, self.tokens, ~self.tokens)
+        """(N + R,) int64 for one copy: a token, or what lies that far below 0 if it is not valid; then R of reports."""
+        tokens = torch.where(self.is_valid, self.tokens, ~self.tokens)
+        return tokens if self.logprobs is None else torch.cat((tokens, self.logprobs.packed))
 
-    def reports(self) -> dict[int, TokenLogprobs]:
-        """Return the log-probabilities by row."""
+    def reports(self, packed: Ints) -> dict[int, TokenLogprobs]:
+        """Return the log-probabilities by row, of `packed` on the host without its tokens."""
         if self.logprobs is None or self.reported_rows is None:
             return {}
-        return dict(zip(self.reported_rows.tolist(), self.logprobs.reports(), strict=True))
+        return dict(zip(self.reported_rows.tolist(), self.logprobs.unpack(packed), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class RowMask:
 
 
 def unpack(packed: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return tokens (N,) and whether each is valid, of `Samples.packed` (N,)."""
+    """Return tokens (N,) and whether each is valid, of the first N of `Samples.packed`."""
     is_valid = packed >= 0
     return np.where(is_valid, packed, ~packed), is_valid
 
