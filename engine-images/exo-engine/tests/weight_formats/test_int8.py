@@ -6,13 +6,14 @@ import shutil
 
 import pytest
 import torch
-from exo_engine.errors import ConfigurationError
-from exo_engine.kernels.library import VARIABLE
+from exo_engine.errors import ConfigurationError, ModelUnusable
+from exo_engine.kernels.library import VARIABLE, chosen_kernels
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
-from exo_engine.weight_formats import formats_made_at_load, int8
-from exo_engine.weight_formats.base import Share
+from exo_engine.weight_formats import formats_made_at_load, int8, load_format
+from exo_engine.weight_formats.base import NotFinite, Share
 from exo_engine.weight_formats.int8 import Int8
+from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
 OPTIONS = {"device": "cpu", "block_size": 4, "max_model_len": 128}
@@ -121,3 +122,47 @@ def test_an_unknown_quantization_is_refused(tiny_model):
     with pytest.raises(ConfigurationError, match=f"must be one of {choices}, got 'int3'") as caught:
         LLM(tiny_model("llama").path, quantization="int3", **OPTIONS)
     assert caught.value.param == "quantization"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("slab", [1, 64 * 64, 2**18])
+@pytest.mark.parametrize("num_rows", [2, 63, 64, 200])
+def test_a_matrix_of_one_tensor_is_packed_as_it_would_be_of_several(num_rows, slab, monkeypatch):
+    """In one tensor no copy of the codes is made beside what is packed."""
+    monkeypatch.setitem(int8._LOADING_SLAB_WEIGHTS, "cpu", slab)
+    if chosen_kernels() is None:
+        pytest.skip("only CPU kernels have a packed form")
+    weight = torch.randn(num_rows, 64) * torch.logspace(-4, 1, num_rows).unsqueeze(1)
+    weight[num_rows // 2] = 0.0
+    at_once = filled(weight, torch.bfloat16)
+    assert at_once.weight.is_meta
+    parts = Int8(num_rows, 64, dtype=torch.bfloat16, device=CPU)
+    for rows in (slice(0, num_rows // 2), slice(num_rows // 2, num_rows)):
+        parts.load("weight", weight, Share(rows, rows, slice(0, 64)))
+    parts.finish()
+    assert at_once._packed.scale == parts._packed.scale
+    assert torch.equal(at_once._packed.storage, parts._packed.storage)
+
+
+@pytest.mark.parametrize("name", formats_made_at_load())
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_numbers_that_are_not_finite_are_refused(name, wrong, dtype):
+    weight = torch.randn(70, 128)
+    weight[3, 100] = wrong
+    every = Share(slice(0, 70), slice(0, 70), slice(0, 128))
+    with pytest.raises(NotFinite, match="not finite"):
+        load_format(name)(70, 128, dtype=dtype, device=CPU).load("weight", weight, every)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_a_damaged_checkpoint_is_refused_with_the_tensors_name(
+    tiny_model, tmp_path, quantization, name
+):
+    path = shutil.copytree(tiny_model("llama3-tied").path, tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    tensors[name][1, 1] = torch.nan
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ModelUnusable, match=rf"tensor {name} has numbers that are not finite"):
+        LLM(path, dtype="bfloat16", quantization=quantization, **OPTIONS)

@@ -95,9 +95,18 @@ class QuantizedMatrix:
 
         Scales of float32 are overwritten.
         """
+        self.set_scale(scales)
+        self.pack(codes, scales.float().div_(self.scale))
+
+    def set_scale(self, scales: Tensor) -> None:
+        """Choose what is taken out of all scales of the matrix, for `pack_scaled_rows`."""
         _, exponent = torch.frexp(scales.float().max())
         self.scale = 2.0 ** (int(exponent) - 14)
-        self.pack(codes, scales.float().div_(self.scale))
+
+    def pack_scaled_rows(self, first: int, codes: Tensor, scales: Tensor) -> None:
+        """Take some rows of what `pack_scaled` takes, from `first` on, a multiple of 64; all but the last ones are, too."""
+        assert first % _BLOCK == 0, "rows are packed by whole blocks"
+        self._pack_rows(first // _BLOCK, codes, scales.float() / self.scale, None)
 
     def _pack_rows(self, block: int, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         num_blocks = -(-len(codes) // _BLOCK)

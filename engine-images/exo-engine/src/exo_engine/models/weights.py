@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 
 from exo_engine.errors import ModelUnusable
-from exo_engine.layers import Layer
+from exo_engine.layers import Layer, Slot
 from exo_engine.models.checkpoint import TensorEntry, read_checkpoint
 from exo_engine.models.decoder import Decoder
 from exo_engine.weight_formats import PLAIN
-from exo_engine.weight_formats.base import Stored
+from exo_engine.weight_formats.base import NotFinite, Stored
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def load_weights(
     layers no more is in memory of this process than one layer's tensors.
 
     Raises:
-        ModelUnusable: a file changed or broke since its header was read.
+        ModelUnusable: a file changed or broke since its header was read, or what is to be quantized is not finite.
     """
     total = sum(entry.num_bytes for entry in entries.values())
     done, reported = 0, -1
@@ -175,7 +175,7 @@ def load_weights(
             for name, slot in layer.slots_for(entries).items():
                 entry = entries[name]
                 tensors.append(_map_tensor(entry, mapped, files))
-                slot.load(tensors[-1])
+                _load(slot, tensors[-1], name, entry)
                 done += entry.num_bytes
                 percent = done * 100 // max(total, 1)
                 if percent > reported:
@@ -187,6 +187,16 @@ def load_weights(
             _return_mapped_pages(tensors, ranges)
             _return_freed_memory()
     logger.info("loaded %d tensors, %d bytes", len(entries), total)
+
+
+def _load(slot: Slot, tensor: torch.Tensor, name: str, entry: TensorEntry) -> None:
+    try:
+        slot.load(tensor)
+    except NotFinite as exc:
+        raise ModelUnusable(
+            f"{entry.path}: tensor {name} {exc}, and is to be quantized",
+            hint="Download the model again; the file may be damaged. Without --quantization it would be loaded.",
+        ) from exc
 
 
 def _return_freed_memory() -> None:

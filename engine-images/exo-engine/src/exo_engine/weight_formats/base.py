@@ -49,6 +49,23 @@ class Share:
     whole: slice | None = None
 
 
+class NotFinite(ValueError):
+    """A tensor that is to be quantized has NaN or infinity in it."""
+
+
+def check_finite(largest: Tensor) -> None:
+    """Refuse numbers that a format cannot keep.
+
+    Args:
+        largest: magnitudes of the largest of some numbers each, NaN where one of them is.
+
+    Raises:
+        NotFinite
+    """
+    if not largest.isfinite().all():
+        raise NotFinite("has numbers that are not finite")
+
+
 class GroupedProduct(Protocol):
     """Many matrices of one shape on a device; how many rows each has is not asked on the host."""
 

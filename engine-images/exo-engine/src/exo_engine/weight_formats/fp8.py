@@ -24,6 +24,7 @@ from exo_engine.weight_formats.base import (
     Share,
     Stored,
     WeightFormat,
+    check_finite,
     is_for_triton,
     slabs,
 )
@@ -100,6 +101,7 @@ class Fp8(WeightFormat):
         for rows in slabs(len(source), step):
             numbers = source[rows].to(device, torch.float32)
             largest = self._largest(numbers, share.columns, of_matrix)
+            check_finite(largest)
             scale = torch.where(largest > 0, largest / _LARGEST, 1.0)
             own = slice(share.target.start + rows.start, share.target.start + rows.stop)
             self.scale[:, own] = scale

@@ -23,6 +23,7 @@ from exo_engine.weight_formats.base import (
     Share,
     Stored,
     WeightFormat,
+    check_finite,
     is_for_triton,
 )
 
@@ -149,6 +150,7 @@ def _quantize(numbers: Tensor, group: int) -> tuple[Tensor, Tensor]:
     groups = F.pad(numbers, (0, -num_columns % group)).view(len(numbers), -1, group)
     at = groups.abs().argmax(dim=2, keepdim=True)
     full = groups.gather(2, at) / -_MIDDLE
+    check_finite(full)
     least, chosen = torch.full_like(full, torch.inf), torch.zeros_like(groups)
     for factor in _CANDIDATES:
         scales = full * factor

@@ -22,6 +22,7 @@ from exo_engine.weight_formats.base import (
     Share,
     Stored,
     WeightFormat,
+    check_finite,
     is_for_triton,
     slabs,
 )
@@ -74,23 +75,35 @@ class Int8(WeightFormat):
 
     def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
         """See `WeightFormat.load`: quantize a few rows at a time."""
+        source = tensor[share.rows]
+        if self._packed is not None and len(source) == len(self.weight):
+            self._load_packed(self._packed, source, share.columns)
+            return
         if self._packed is not None and self.weight.is_meta:
             self.weight, self.scale = (
                 torch.empty_like(each, device="cpu") for each in (self.weight, self.scale)
             )
-        source = tensor[share.rows]
         weight, scale = self.weight[share.target], self.scale[share.target]
         most = _LOADING_SLAB_WEIGHTS[weight.device.type] // source.shape[1]
         for rows in slabs(len(source), max(1, most)):
             numbers = source[rows].to(weight.device, torch.float32)
-            largest = torch.linalg.vector_norm(numbers, float("inf"), dim=1)
-            scale[rows] = torch.where(largest > 0, largest / _MOST, 1.0).to(scale.dtype)
-            numbers = numbers[:, share.columns] / scale[rows].float().unsqueeze(1)
-            weight[rows] = numbers.round_().clamp_(-_MOST, _MOST).to(torch.int8)
+            scale[rows] = _scales_of(numbers, scale.dtype)
+            weight[rows] = _steps_of(numbers[:, share.columns], scale[rows])
+
+    def _load_packed(self, packed: QuantizedMatrix, source: Tensor, columns: slice) -> None:
+        """Take all of a matrix that is in one tensor, with no more than a slab of it beside what is packed."""
+        most = max(64, _LOADING_SLAB_WEIGHTS["cpu"] // source.shape[1] // 64 * 64)
+        every = list(slabs(len(source), most))
+        scales = torch.cat([_scales_of(source[rows].float(), self.scale.dtype) for rows in every])
+        packed.set_scale(scales)
+        for rows in every:
+            steps = _steps_of(source[rows, columns].float(), scales[rows])
+            codes = steps.view(torch.uint8).bitwise_xor_(128)
+            packed.pack_scaled_rows(rows.start, codes, scales[rows].unsqueeze(1))
 
     def finish(self) -> None:
         """See `WeightFormat.finish`."""
-        if self._packed is not None:
+        if self._packed is not None and not self.weight.is_meta:
             codes = self.weight.view(torch.uint8).bitwise_xor_(128)
             self._packed.pack_scaled(codes, self.scale.unsqueeze(1))
             self.weight, self.scale = self.weight.to("meta"), self.scale.to("meta")
@@ -160,3 +173,21 @@ class Int8(WeightFormat):
         if self._packed is not None:
             return self._packed.storage.nbytes
         return self.weight.nbytes + self.scale.nbytes
+
+
+def _scales_of(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale of each row (n,) of numbers (n, columns) float32; 0 where all are 0.
+
+    Raises:
+        NotFinite
+    """
+    largest = torch.linalg.vector_norm(numbers, float("inf"), dim=1)
+    check_finite(largest)
+    scales: Tensor = largest / _MOST
+    return scales.to(dtype)
+
+
+def _steps_of(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Return how many of its row's scale each of the numbers (n, columns) float32 is: int8."""
+    divisors = torch.where(scales > 0, scales.float(), 1.0).unsqueeze(1)
+    return (numbers / divisors).round_().clamp_(-_MOST, _MOST).to(torch.int8)
