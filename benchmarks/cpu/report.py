@@ -177,11 +177,31 @@ class Report:
         return Limits(known.pop("read_bytes"), known)
 
     def share_of_floor(self, model: str, name: str, case: str) -> float | None:
-        """Return the least time for a case over the time that it took; None: one of them is not known."""
-        limits = self.limits(model)
-        speed = self.median(model, name, case, "tokens_per_second")
-        if limits is None or not speed:
-            return None
+        """Return the least time for a case over the time that it took; None: one of them is not known.
+
+        The median of the rounds, each by what the machine gave in it: its memory may be faster in one than in the next.
+        """
+        speeds = self.by_round(model, name, case, "tokens_per_second")
+        shares = [
+            self._share(model, name, case, speed, limits)
+            for number, limits in self._limits_by_round(model).items()
+            if (speed := speeds.get(number))
+        ]
+        return statistics.median(shares) if shares else None
+
+    def _limits_by_round(self, model: str) -> dict[int, Limits]:
+        """Return what the machine gave in each round that knows."""
+        reads, *rates = (
+            self.by_round(model, "machine", "limits", figure)
+            for figure in ("read_bytes", "bf16", "int8")
+        )
+        return {
+            number: Limits(read_bytes, {"bf16": rates[0][number], "int8": rates[1][number]})
+            for number, read_bytes in reads.items()
+            if all(number in rate for rate in rates)
+        }
+
+    def _share(self, model: str, name: str, case: str, speed: float, limits: Limits) -> float:
         shape, numbers = Shape(self.shapes[model]), self.numbers[name]
         kind, _, size = case.partition(" ")
         if kind == "prefill":

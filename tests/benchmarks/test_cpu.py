@@ -148,6 +148,15 @@ def test_a_share_is_the_least_time_over_the_time_taken() -> None:
     assert report.share_of_floor("s", "exo-engine-bf16", "decode 8") is None
 
 
+def test_a_share_is_of_what_the_machine_gave_in_the_same_round() -> None:
+    report = report_of(("exo-engine-bf16", "decode 1", [500.0, 1000.0, 700.0]))
+    alone = report.share_of_floor("s", "exo-engine-bf16", "decode 1")
+    report.add("s", "machine", "limits", 1, {"read_bytes": 2e9, "bf16": 1e12, "int8": 2e12}, 0.0)
+    report.add("s", "machine", "limits", 2, {"read_bytes": 9e9, "bf16": 1e12, "int8": 2e12}, 0.5)
+    # Twice the speed where memory gives twice as much; the third round was disturbed.
+    assert report.share_of_floor("s", "exo-engine-bf16", "decode 1") == pytest.approx(alone)
+
+
 def test_the_page_has_the_tables_the_targets_and_who_is_missing() -> None:
     report = report_of(
         ("exo-engine-bf16", "decode 1", [1200.0] * 3), ("llama.cpp-bf16", "decode 1", [1000.0] * 3)
