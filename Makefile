@@ -102,7 +102,8 @@ $(OTHER_TRITON)/numpy: | setup-dev
 
 # The GPU machines have another release than PyTorch brings here. PROCESSES=2 compiles in two.
 test-triton: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels, interpreted and compiled for all GPUs, with Triton 3.6.0
-	@PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $(TRITON_TESTS) -W "ignore:Conversion of an array with ndim:DeprecationWarning"
+	@for marks in '' '-m both_releases'; do PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $$marks $(TRITON_TESTS) \
+	  -W "ignore:Conversion of an array with ndim:DeprecationWarning" || exit 1; done
 	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py
 
 test-triton-all: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels compiled in every combination of settings, with both releases of Triton

@@ -26,6 +26,7 @@ from attention_cases import CPU, LAYERS, Case, both, layer, random_case, write_p
 from ..pairwise import few_with_every_combination
 
 SLOW, OTHERS = pytest.mark.slow, pytest.mark.equivalence
+ON_BOTH = (pytest.mark.slow, pytest.mark.both_releases)
 TOGETHER = list(
     itertools.product(LAYERS, ("split", "fixed"), ("bfloat16", "fp8_e4m3", "int8"), (1, 48))
 )
@@ -35,7 +36,7 @@ PAIRWISE = few_with_every_combination(TOGETHER, 2)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("full", "window", "cap") else SLOW)
+        pytest.param(name, marks=() if name in ("full", "window", "cap") else ON_BOTH)
         for name in LAYERS
     ],
 )
@@ -54,10 +55,10 @@ def test_every_way_to_store_numbers(kv):
     [
         ("full", False, "float32", 2),
         ("window", True, "bfloat16", 2),
-        pytest.param("cap", False, "fp8_e4m3", 1, marks=SLOW),
-        pytest.param("sinks", True, "int8", 2, marks=SLOW),
-        pytest.param("chunk", False, "bfloat16", 1, marks=SLOW),
-        pytest.param("latent", False, "bfloat16", 1, marks=SLOW),
+        pytest.param("cap", False, "fp8_e4m3", 1, marks=ON_BOTH),
+        pytest.param("sinks", True, "int8", 2, marks=ON_BOTH),
+        pytest.param("chunk", False, "bfloat16", 1, marks=ON_BOTH),
+        pytest.param("latent", False, "bfloat16", 1, marks=ON_BOTH),
     ],
 )
 def test_several_tokens_of_each_sequence_are_verified(
@@ -136,10 +137,7 @@ def test_random_shapes(monkeypatch):
     "each",
     [
         LAYERS["full"],
-        *(
-            pytest.param(LAYERS[name], marks=pytest.mark.slow)
-            for name in ("window", "sinks", "latent")
-        ),
+        *(pytest.param(LAYERS[name], marks=ON_BOTH) for name in ("window", "sinks", "latent")),
     ],
 )
 def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_and_alone(each, monkeypatch):
@@ -180,9 +178,9 @@ def last_rows(case: Case) -> Tensor:
     ("dtype", "kv", "turned", "has_norms"),
     [
         (torch.bfloat16, "fp8_e4m3", 16, True),
-        pytest.param(torch.float32, "int8", 12, True, marks=SLOW),
-        pytest.param(torch.float16, "bfloat16", 16, False, marks=SLOW),
-        pytest.param(torch.float32, "float32", 2, True, marks=SLOW),
+        pytest.param(torch.float32, "int8", 12, True, marks=ON_BOTH),
+        pytest.param(torch.float16, "bfloat16", 16, False, marks=ON_BOTH),
+        pytest.param(torch.float32, "float32", 2, True, marks=ON_BOTH),
     ],
 )
 def test_heads_prepared_and_stored_in_one_are_those_of_float64(dtype, kv, turned, has_norms):
