@@ -131,6 +131,25 @@ def test_where_no_logits_are_computed_the_embedding_keeps_its_bits(runner: str) 
     assert has_int8_head(settled.model) == (runner == "generate")
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_decoder_that_was_saved_without_its_head_is_planned_without(
+    quantization: str | None,
+) -> None:
+    config = {**CONFIG, "architectures": ["LlamaModel"], "tie_word_embeddings": False}
+    flags = ["--dtype=bfloat16", *([f"--quantization={quantization}"] if quantization else [])]
+    found, tied = (
+        plan(
+            read_architecture(each, name="tiny"),
+            cpu_as_gpu(16 * 2**30),
+            1,
+            settings_of(flags, engine="exo"),
+        )
+        for each in (config, {**CONFIG, "architectures": ["LlamaModel"]})
+    )
+    assert found.weights_bytes_per_gpu == tied.weights_bytes_per_gpu
+    assert found.weights_bytes_per_gpu > 2 * 3072 * 192
+
+
 def test_the_engine_has_its_head_in_int8_with_what_plans_count_so() -> None:
     formats = pytest.importorskip("exo_engine.weight_formats")
     names = formats.formats_made_at_load()

@@ -218,7 +218,7 @@ def _read(
         pads_experts=family.pads_experts,
         quantization=quantization,
         min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
-        is_embedding=family.layout == "encoder" or "embedding" in name.lower(),
+        is_embedding=_is_embedding(fields, family, name),
         weights_error=error,
         notes=tuple(notes),
         source=source,
@@ -379,6 +379,15 @@ def _widest(layers: list[Layer]) -> int:
         w.out_features for layer in layers for w in layer.weights if w.path == "mixer.up_proj"
     ]
     return max(sizes, default=0)
+
+
+def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
+    """Whether it embeds texts: an encoder, or a decoder that was saved without its head, as engines take it, too."""
+    named = [str(each) for each in fields.outer.get("architectures") or ()]
+    # What has more than a text model within it (`Qwen2_5OmniModel`) generates all the same.
+    is_bare = bool(named) and named[0].endswith("Model") and "hidden_size" in fields.outer
+    is_bare &= not any(each.endswith("RewardModel") for each in named)
+    return family.layout == "encoder" or "embedding" in name.lower() or is_bare
 
 
 def _rope_elements(fields: ConfigFields, family: Family) -> int:
