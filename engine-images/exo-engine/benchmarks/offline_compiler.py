@@ -41,8 +41,11 @@ _NVIDIA = re.compile(r"ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+) ")
 _ASYNC = re.compile(r"cp\.async\.c[ag][^;]*?0x([0-9a-f]+)")
 _AMD = re.compile(r"@llvm\.amdgcn\.raw\.ptr\.buffer\.load\.(?:v(\d+))?[if](\d+)\(")
 _PLAIN = re.compile(r"\bload (?:<(\d+) x )?(?:i|b?float|half|double)(\d*)")
-# Of one processor: 32-bit registers, threads, and the registers that a warp is given at a time.
-_REGISTERS, _THREADS, _GRANULE = 65536, {80: 2048, 90: 2048, 100: 2048}, 256
+# Of one processor: 32-bit registers, and those that a warp is given at a time.
+_REGISTERS, _GRANULE = 65536, 256
+# What a processor holds at most, by compute capability: threads and programs (CUDA C++ Programming Guide, technical
+# specifications per compute capability: "resident threads" and "resident blocks per SM").
+_HELD = {80: (2048, 32), 86: (1536, 16), 89: (1536, 24), 90: (2048, 32), 100: (2048, 32), 120: (1536, 24)}  # fmt: skip
 _INSTRUCTION_BYTES = 16  # since compute capability 7.0
 _EXECUTED = 0x4  # SHF_EXECINSTR of a section
 # Of what is disassembled.
@@ -78,13 +81,13 @@ class Compiled:
     """Of the same tensors, what one number takes."""
 
     def warps_per_processor(self, target: Target) -> int:
-        """Return how many warps of this launch a processor holds at once."""
-        threads = _THREADS.get(target.capability, 1536)
+        """Return how many warps of this launch a processor of NVIDIA's holds at once."""
+        threads, held = _HELD[target.capability]
         per_warp = -(-self.registers * 32 // _GRANULE) * _GRANULE
         by_registers = _REGISTERS // max(per_warp, 1) // self.num_warps
         # The driver takes 1 KiB of each program's shared memory, and leaves 1 KiB alone.
         by_shared = (target.shared_bytes + 1024) // (self.shared_bytes + 1024)
-        programs = min(by_registers, by_shared, threads // 32 // self.num_warps, 32)
+        programs = min(by_registers, by_shared, threads // 32 // self.num_warps, held)
         return programs * self.num_warps
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from offline_compiler import load_widths, looped_instructions
+from offline_compiler import Compiled, load_widths, looped_instructions, targets
 
 ROOT = Path(__file__).parents[5]
 SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
@@ -166,6 +166,22 @@ def test_loops_are_what_a_jump_back_repeats():
         /*0070*/                   BRA `(.L_x_3);
 """
     assert looped_instructions(text) == 4
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "held"),
+    [
+        # Of 64 warps or 48: what programs of two warps fill, where there may be 32, 16 or 24 of them.
+        (32, 2, {80: 64, 86: 32, 89: 48, 90: 64, 100: 64, 120: 48}),
+        (32, 1, {80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}),
+        (32, 4, {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}),
+        (255, 8, dict.fromkeys((80, 86, 89, 90, 100, 120), 8)),
+    ],
+)
+def test_a_processor_holds_as_many_programs_as_its_capability_says(registers, num_warps, held):
+    compiled = Compiled(registers, 0, 0, num_warps, 0, "", 0, None, {}, {})
+    nvidia = [target for target in targets().values() if target.is_nvidia]
+    assert {each.capability: compiled.warps_per_processor(each) for each in nvidia} == held
 
 
 def test_the_page_says_that_nothing_was_measured():
