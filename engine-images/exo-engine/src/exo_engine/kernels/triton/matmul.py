@@ -23,7 +23,7 @@ from exo_engine.kernels.triton.matmul_kernels import encode_rows, multiply_rows
 BLOCK = 128
 """Inputs that share a scale where numbers are FP8."""
 FIXED_ROWS = 128
-"""Rows of a tile of 16-bit numbers where results must not depend on how many there are; of bytes 64 or 32."""
+"""Rows of a tile of 16-bit numbers where results must not depend on how many there are; of bytes 64."""
 _FIXED_ROWS_OF_FLOAT32 = 32
 _MOST_TILE_ROWS = 64
 _OUTPUTS = 128
@@ -203,9 +203,9 @@ def _prepare(inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _rows_of_tile(num_rows: int, weights: Tensor, target: Target, *, is_fixed: bool) -> int:
-    # FP8 becomes numbers in registers, of which these give a program half as many.
+    # FP8 becomes numbers in registers, of which these give a program half as many; fixed sums have 256 threads.
     is_narrow = weights.dtype == torch.uint8 and target.is_nvidia and 100 <= target.capability < 120
-    most = _MOST_TILE_ROWS // (2 if is_narrow else 1)
+    most = _MOST_TILE_ROWS // (2 if is_narrow and not is_fixed else 1)
     if is_fixed:  # float32 has no tensor cores, and takes twice the registers
         return {2: FIXED_ROWS, 4: _FIXED_ROWS_OF_FLOAT32}.get(weights.element_size(), most)
     return min(tile_of(num_rows, 16), most)
