@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from exo_engine.attention.kv_format import KV_FORMATS
@@ -56,6 +57,8 @@ class Shape:
     """Sequences and context of the steps of single tokens."""
     num_latent: int | None = None
     """Of latent attention: numbers of a key that are the value, too."""
+    dtype: torch.dtype = torch.bfloat16
+    """Of queries and results."""
 
     @property
     def value_dim(self) -> int:
@@ -104,6 +107,16 @@ def all_works(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Wo
                 yield from decode(shape, "int8", 32, 1024, target)
                 yield _prefill(shape, "int8", 2048, target)
                 yield storing(shape, "int8", 256)
+        if shapes is not SHAPES and not shape.num_latent:
+            name = f"{shape.name} in float32"
+            yield from _of_float32(replace(shape, name=name, dtype=torch.float32), target)
+
+
+def _of_float32(shape: Shape, target: Target) -> Iterator[Work]:
+    """Yield what is compiled of models of float32, whose times nobody reckons."""
+    for kv, is_fixed in itertools.product(("float32", "fp8_e4m3", "int8"), (False, True)):
+        yield from decode(shape, kv, 32, 1024, target, is_fixed=is_fixed)
+        yield _prefill(shape, kv, 2048, target, is_fixed=is_fixed)
 
 
 def decode(
@@ -122,7 +135,7 @@ def decode(
     launches = _plan(shape, kv, num_tokens, part, target, is_fixed=is_fixed)
     seen = min(context, (shape.reach.window or context) + tokens - 1)
     read = batch * seen * shape.row_bytes(kv, shape.kv_heads)
-    own = 2 * num_tokens * shape.heads * (shape.dim + shape.value_dim)
+    own = shape.dtype.itemsize * num_tokens * shape.heads * (shape.dim + shape.value_dim)
     name = f"{shape.name}, {kv}, {batch} x {context}" + (", fixed" if is_fixed else "")
     kind, name = ("decode", name) if tokens == 1 else ("verify", f"{name}, {tokens} tokens each")
     operations = 2.0 * num_tokens * seen * shape.heads * (shape.dim + shape.value_dim)
@@ -142,7 +155,7 @@ def _prefill(shape: Shape, kv: str, length: int, target: Target, *, is_fixed: bo
     window = min(length, shape.reach.window or length)
     pairs = window * (window + 1) / 2 + (length - window) * window
     read = length * shape.row_bytes(kv, shape.kv_heads)
-    own = 2 * length * shape.heads * (shape.dim + shape.value_dim)
+    own = shape.dtype.itemsize * length * shape.heads * (shape.dim + shape.value_dim)
     name = f"prefill {shape.name}, {kv}, {length}" + (", fixed" if is_fixed else "")
     tile = _tile(shape, kv, launch)
     programs = launch.grid[0] * launch.grid[1]
@@ -196,8 +209,8 @@ def storing(shape: Shape, kv: str, num_tokens: int) -> Work:
 def _plan(
     shape: Shape, kv: str, num_tokens: int, part: Part, target: Target, *, is_fixed: bool
 ) -> list[Launch]:
-    queries = _heads(num_tokens, shape.heads, shape.dim)
-    output = _heads(num_tokens, shape.heads, shape.value_dim)
+    queries = _heads(num_tokens, shape.heads, shape.dim).to(shape.dtype)
+    output = _heads(num_tokens, shape.heads, shape.value_dim).to(shape.dtype)
     sinks = torch.empty(shape.heads, device=META) if shape.has_sinks else None
     return plan_attention(
         shape.layer, queries, _pages(shape, kv), part, output, target, sinks=sinks, is_fixed=is_fixed

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from exo_engine.kernels.triton.launch import Target
 from gpu_launches import SHAPES, Shape, Work, all_works, decode, storing
@@ -148,7 +149,8 @@ def works_of(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> list[Work]:
 def few(works: Iterable[Work]) -> list[Work]:
     """Return few of the launches: each kernel with every setting, and those of every use with every size of heads.
 
-    A setting is one of `settings`, and for every use, how numbers are stored and whether sums have one order.
+    A setting is one of `settings`, and for every use, how numbers are stored and whether sums have one order. Queries
+    of float32 are there with every size of heads, every way to store keys, and fixed sums in each use.
     """
     held = {id(work): (work, _held_by(work)) for work in works}
     wanted, chosen = set[object]().union(*(own for _, own in held.values())), []
@@ -162,7 +164,11 @@ def few(works: Iterable[Work]) -> list[Work]:
 def _held_by(work: Work) -> set[object]:
     launch = work.launch
     stored = launch.arguments.get("STORED")
-    uses = (("heads", work.head_dim), ("stored", stored), ("fuses", launch.fuses))
+    uses = [("heads", work.head_dim), ("stored", stored), ("fuses", launch.fuses)]
+    output = launch.arguments.get("output")
+    if output is not None and output.dtype == torch.float32:
+        uses = [("float32", *uses[0]), ("float32", *uses[1]), ("float32", work.kind, *uses[2])]
+        return settings(launch) | {(launch.kernel, *each) for each in uses}
     return settings(launch) | {(launch.kernel, work.kind, *each) for each in uses}
 
 

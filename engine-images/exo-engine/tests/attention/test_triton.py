@@ -112,7 +112,7 @@ def test_a_long_context_is_split_and_put_together():
 def test_tiles_end_with_a_fixed_segment_that_is_smaller(monkeypatch):
     """A tile has 64 keys elsewhere: those behind the segment belong to the next one alone."""
     monkeypatch.setattr(launching, "FIXED_SEGMENT", 16)
-    Case(layer(2, 1), spans=((40, 1), (20, 3)), is_fixed=True).check()
+    Case(layer(2, 1), torch.bfloat16, spans=((40, 1), (20, 3)), is_fixed=True).check()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ TENSOR = {"sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma", "gfx950": "mf
 # at two waves per processor.
 MOST_SPILLED = {0: 0, 64: 0, 128: 0, 256: 64, 576: 256}
 MOST_SPILLED_AMD = 600
+# Of float32 fixed sums alone: they have two loops in each other.
+MOST_SPILLED_FLOAT32 = {64: 16, 128: 32, 256: 64}
 BY_ROWS = {
     **{kind: {"queries", "keys", "values"} for kind in ("decode", "verify", "prefill")},
     **{kind: {"inputs", "weights"} for kind in MULTIPLYING - {"prefill", "codes"} | {"router"}},
@@ -57,12 +59,19 @@ def rows_of(each: dict) -> set[str]:
     return BY_ROWS[each["kind"]] - (absent if each["head_dim"] == 576 else set())
 
 
+def is_float32(each: dict) -> bool:
+    """Whether attention has queries of float32, which no tensor core of NVIDIA's multiplies exactly."""
+    return each["number_bytes"].get("queries") == 4 and each["kind"] != "store"
+
+
 def least_read(each: dict, tensor: str, *, is_nvidia: bool) -> int:
     """Return the bytes that a thread is to read at once of a tensor: 16, where there are so many for it."""
     if each["kind"] in ("combine", "add"):
         return 4  # a program has one row or little more
     if tensor == "inputs" and "group 32" in each["name"]:
         return 4  # 16 rows of the 16 inputs that are in the lower halves of a group's bytes, for 128 threads
+    if is_float32(each):  # small tiles, in 256 threads or in twice as many of AMD's
+        return (4 if is_nvidia else 2) * (1 if each["number_bytes"][tensor] == 1 else 4)
     if each["number_bytes"][tensor] == 1:
         # Numbers of a byte become 16-bit ones, of which a thread has 16 bytes for a tensor core; AMD's kernels for
         # gfx950 take fewer at a time, and codes that only become numbers one by one.
@@ -94,7 +103,12 @@ def compile_for(target: str, cache: Path, *options: str) -> list[dict]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_kernel_compiles_within_bounds(target, tmp_path):
     """With every setting, for every size of heads; every combination is the next test's."""
-    check(target, compile_for(target, tmp_path, "--few"))
+    kernels = compile_for(target, tmp_path, "--few")
+    of_float32 = [each for each in kernels if is_float32(each)]
+    assert {each["head_dim"] for each in of_float32} == {64, 128, 256}
+    assert {each["name"].partition(" ")[0] for each in of_float32} == {"prefill", "decode"}
+    assert {each["name"].endswith(", fixed") for each in of_float32} == {True, False}
+    check(target, kernels)
 
 
 @pytest.mark.every_launch
@@ -111,18 +125,24 @@ def check(target: str, kernels: list[dict]) -> None:
         where = f"{target}: {each}"
         is_nvidia = target.startswith("sm_")
         most = MOST_SPILLED[each["head_dim"]] if is_nvidia else MOST_SPILLED_AMD
+        if is_float32(each):
+            is_fixed = each["name"].endswith(", fixed")
+            most = MOST_SPILLED_FLOAT32[each["head_dim"]] if is_nvidia and is_fixed else 0
         assert each["spilled_bytes"] <= most, where
         # Half a wave of AMD's reads the 16 bytes of an output.
         is_narrow = each["kind"] in ("combine", "add", *(() if is_nvidia else ("numbers",)))
+        is_narrow = is_narrow or (is_float32(each) and not is_nvidia)
         assert each["wide_loads"] > 0 or is_narrow, where
         for tensor in rows_of(each):
             least = least_read(each, tensor, is_nvidia=is_nvidia)
             assert each["read_bytes"][tensor] >= least, f"{tensor} of {where}"
         if target in SMALL_SHARED:
             assert each["shared_bytes"] <= 99 * 1024, where
-        if each["kind"] in MULTIPLYING:
+        if is_float32(each):
+            assert each["tensor_instruction"] == ("" if is_nvidia else "mfma"), where
+        elif each["kind"] in MULTIPLYING:
             assert each["tensor_instruction"] == TENSOR.get(target, "mma"), where
-        if each["kind"] in ("decode", "verify"):
+        elif each["kind"] in ("decode", "verify"):
             assert each["tensor_instruction"], where
 
 

@@ -87,6 +87,8 @@ def choose_tiles(
         return _choose_latent_tiles(
             layer, part, target, item_bytes=item_bytes, is_scaled=is_scaled, is_fixed=is_fixed
         )
+    if item_bytes > 2:
+        return _choose_float32_tiles(layer, part, target, is_fixed=is_fixed)
     group = layer.num_heads // layer.num_kv_heads
     width = tile_of(layer.head_dim, 16) * item_bytes
     is_short = bool(part.uniform_tokens) and part.uniform_tokens * group <= 64
@@ -96,7 +98,7 @@ def choose_tiles(
         rows = tile_of(part.uniform_tokens * group, 16)
     else:
         rows = tile_of(group, 128 if width <= 256 and target.shared_bytes > 131072 else 64)
-    keys = 64 if width <= 256 else 32 if width <= 512 else 16
+    keys = 64 if width <= 256 else 32
     if is_scaled and not is_short and not is_fixed:
         # Bytes become numbers in registers, of which Triton 3.6 gives heads of 128 too few on 8.0.
         lacks_registers = target.is_nvidia and target.capability == 80 and width > 128
@@ -122,6 +124,34 @@ def choose_tiles(
         segments=segments,
         num_warps=8 if rows >= 128 or is_fixed or (not is_short and needs_threads) else 4,
         num_stages=3 if (is_short or is_tight) and not is_fixed else 2,
+    )
+
+
+def _choose_float32_tiles(
+    layer: AttentionLayer, part: Part, target: Target, *, is_fixed: bool
+) -> Tiles:
+    """Decide how to cut attention of float32.
+
+    No tensor core of NVIDIA's multiplies it exactly, so a thread holds whole heads in registers: tiles are small, and
+    with one stage the compiler keeps there no second tile of what bytes became.
+    """
+    group = layer.num_heads // layer.num_kv_heads
+    rows = tile_of(group, 32 if layer.head_dim <= 128 else 16)
+    is_short = 0 < part.uniform_tokens * group <= rows
+    keys = min(16, FIXED_SEGMENT)
+    segments = 1
+    if is_short:
+        programs = layer.num_kv_heads
+        segments = _num_segments(layer, part, target, keys, programs, is_fixed=is_fixed)
+    return Tiles(
+        rows=tile_of(part.uniform_tokens * group, 16) if is_short and not is_fixed else rows,
+        keys=keys,
+        group=group,
+        tokens=part.uniform_tokens if is_short else max(1, rows // group),
+        segment=FIXED_SEGMENT if is_fixed else 0,
+        segments=segments,
+        num_warps=8,
+        num_stages=1,
     )
 
 
@@ -155,8 +185,8 @@ def _choose_latent_tiles(
         tokens=1 if is_single else rows // group,
         segment=FIXED_SEGMENT if is_fixed else 0,
         segments=segments,
-        num_warps=8 if rows > 16 else 4,
-        num_stages=2,
+        num_warps=8 if rows > 16 or item_bytes > 2 else 4,
+        num_stages=2 if item_bytes <= 2 else 1,  # see `_choose_float32_tiles`
     )
 
 
