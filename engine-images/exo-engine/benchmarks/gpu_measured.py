@@ -36,6 +36,15 @@ _TARGETS: Sequence[tuple[Mapping[str, Any], str, float]] = (
 _AT_MOST = ("idle_share", "lost_share", "ready_seconds")
 
 
+def step_targets() -> Mapping[tuple[str, int], float]:
+    """Return the least tokens per second of steps on one H200, by model and sequences."""
+    return {
+        (row["model"], row["sequences"]): aim
+        for row, key, aim in _TARGETS
+        if key == "tokens_per_second" and "sequences" in row
+    }
+
+
 def measured(report: Mapping[str, Any]) -> list[str]:
     """Return the lines of a page.
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import triton
 from exo_engine.kernels.triton.launch import Target
+from gpu_aims import bounds, missed
 from gpu_launches import SHAPES, Shape, Work, all_works, decode, storing
 from gpu_matrices import matrix_works
 from gpu_measured import MOST_LOST, measured
@@ -326,7 +327,8 @@ def reckon_step(
 
 
 def steps_table(steps: Iterable[Step]) -> list[str]:
-    """Return the section of what whole steps cost."""
+    """Return the section of what whole steps cost, and of which aims they miss."""
+    steps = tuple(steps)
     return [
         _STEPS_TITLE,
         "",
@@ -343,6 +345,8 @@ def steps_table(steps: Iterable[Step]) -> list[str]:
             + f" | {100 * s.lost:.0f} | ≤ {100 * MOST_LOST:.0f} |"
             for s in steps
         ),
+        "",
+        *missed(steps),
     ]
 
 
@@ -385,7 +389,7 @@ def page(
         "A time well above the roofline names what binds it. Instructions are counted once for every tile of a kernel's loop, and "
         "those before and behind it once; of a loop within a loop all of the outer one is counted for every tile of the inner one."
     ]
-    lines += ["", *steps_table(steps)]
+    lines += ["", *bounds(), "", *steps_table(steps)]
     for card in CARDS:
         lines += [
             "",

@@ -130,6 +130,24 @@ def test_whole_steps_stand_beside_the_aim():
     assert line in page([], None, [step]).splitlines()
 
 
+def test_aims_that_steps_miss_are_named():
+    costs = {"products": 0, "attention": 0, "norms": 0}
+    steps = [
+        Step("L40S", "Llama-3.1-8B", 32, 4000.0, 5000.0, costs),
+        Step("H200", "Llama-3.1-8B", 1, 4400.0, 4500.0, costs),
+        Step("H200", "Qwen3-0.6B", 1, 1000.0, 1100.0, costs),
+        Step("A5000", "Llama-3.1-8B", 1, 9000.0, 9100.0, costs),  # aims are an H200's
+    ]
+    text = page([], None, steps)
+    section = text.partition("### Aims that these times miss\n\n")[2]
+    assert section.splitlines() == [
+        "- L40S, Llama-3.1-8B, 32 sequences: `--batch-invariant` takes 20.0 % of the tokens per second. The aim is 15 % at most.",
+        "- H200, Llama-3.1-8B, 1 sequences: 227 tokens per second without `--batch-invariant`. The aim is 240 at least.",
+        *[line for card in CARDS for line in ("", f"## {card.name}", "", *text.splitlines()[-2:])],
+    ]
+    assert "They miss none." in page([], None, steps[2:])
+
+
 def test_a_report_that_no_gpu_made_is_refused():
     report = {**REPORT, "environment": {**ENVIRONMENT, "device": "cpu"}}
     with pytest.raises(ValueError, match="not measured on a GPU"):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from gpu_aims import MOST_SPILLED, MOST_SPILLED_AMD, MOST_SPILLED_FLOAT32
 from offline_compiler import Compiled, load_widths, looped_instructions, targets
 
 ROOT = Path(__file__).parents[5]
@@ -27,12 +28,6 @@ WITHOUT_FP8 = ("sm_80", "sm_86", "gfx942")
 """They have no products of e4m3: formats whose inputs become FP8, too, are refused there."""
 MULTIPLYING = {"prefill", "codes", "int8", "fp8", "scaled", "fixed", "grouped", "heads"}
 TENSOR = {"sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma", "gfx950": "mfma"}
-# Bytes per thread, by the size of a head; 576 is latent attention. AMD's compiler moves some registers to memory
-# at two waves per processor.
-MOST_SPILLED = {0: 0, 64: 0, 128: 0, 256: 64, 576: 256}
-MOST_SPILLED_AMD = 600
-# Of float32 fixed sums alone: they have two loops in each other.
-MOST_SPILLED_FLOAT32 = {64: 16, 128: 32, 256: 64}
 BY_ROWS = {
     **{kind: {"queries", "keys", "values"} for kind in ("decode", "verify", "prefill")},
     **{kind: {"inputs", "weights"} for kind in MULTIPLYING - {"prefill", "codes"} | {"router"}},
@@ -124,7 +119,7 @@ def check(target: str, kernels: list[dict]) -> None:
     for each in kernels:
         where = f"{target}: {each}"
         is_nvidia = target.startswith("sm_")
-        most = MOST_SPILLED[each["head_dim"]] if is_nvidia else MOST_SPILLED_AMD
+        most = (MOST_SPILLED if is_nvidia else MOST_SPILLED_AMD)[each["head_dim"]]
         if is_float32(each):
             is_fixed = each["name"].endswith(", fixed")
             most = MOST_SPILLED_FLOAT32[each["head_dim"]] if is_nvidia and is_fixed else 0
