@@ -203,12 +203,16 @@ def _prepare(inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _rows_of_tile(num_rows: int, weights: Tensor, target: Target, *, is_fixed: bool) -> int:
-    # FP8 becomes numbers in registers, of which these give a program half as many; fixed sums have 256 threads.
-    is_narrow = weights.dtype == torch.uint8 and target.is_nvidia and 100 <= target.capability < 120
-    most = _MOST_TILE_ROWS // (2 if is_narrow and not is_fixed else 1)
+    # Fixed sums have 256 threads for them.
+    most = _MOST_TILE_ROWS // (2 if _lacks_registers(weights, target) and not is_fixed else 1)
     if is_fixed:  # float32 has no tensor cores, and takes twice the registers
         return {2: FIXED_ROWS, 4: _FIXED_ROWS_OF_FLOAT32}.get(weights.element_size(), most)
     return min(tile_of(num_rows, 16), most)
+
+
+def _lacks_registers(weights: Tensor, target: Target) -> bool:
+    """Whether FP8 becomes numbers in registers, of which 10.0 gives a program half as many."""
+    return weights.dtype == torch.uint8 and target.is_nvidia and 100 <= target.capability < 120
 
 
 def _steps_of_part(
@@ -278,7 +282,8 @@ def _launch(
     # Bytes become numbers in registers.
     is_large = rows > _MOST_TILE_ROWS or (rows == 64 and weights.element_size() == 1)
     warps = 8 if is_large or weights.element_size() == 4 else 4
-    stages = 3 if target.is_nvidia else 2
+    is_tight = _lacks_registers(weights, target) and rows == _MOST_TILE_ROWS
+    stages = 3 if target.is_nvidia and not is_tight else 2
     return Launch(multiply_rows, grid, arguments, num_warps=warps, num_stages=stages, fuses=fuses)
 
 
