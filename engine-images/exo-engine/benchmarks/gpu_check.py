@@ -9,7 +9,8 @@ Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against itse
     make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
     make gpu-check ARGS="--device cpu --small"               try the script itself
 
-Exit status: 0 all equal and measured, 1 something differs or failed, 69 no CUDA device or package.
+Exit status: 0 all equal and measured, or refused by the engine on such a device; 1 something differs or failed,
+69 no CUDA device or package.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from gpu_measured import tables
+from gpu_measured import result, tables
 
 EXIT_UNAVAILABLE = 69
 _REQUIRED = ("torch", "numpy", "safetensors", "triton", "exo_engine")
@@ -147,7 +148,9 @@ def _run(part: str, arguments: argparse.Namespace, limit: float) -> dict[str, An
     if problem is None and not rows:
         problem = "ended without a comparison or a figure"
     seconds = round(time.monotonic() - begun, 1)
-    return {"passed": problem is None, "problem": problem, "seconds": seconds, "rows": rows}
+    found = {"passed": problem is None, "problem": problem, "seconds": seconds, "rows": rows}
+    refused = next((row["refused"] for row in rows if "refused" in row), None)
+    return found if refused is None else {**found, "refused": refused}
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
@@ -205,7 +208,7 @@ def _round(share: float) -> float:
 
 
 def _print_part(part: str, found: dict[str, Any]) -> None:
-    print(f"== {part}: {'passed' if found['passed'] else 'FAILED'} in {found.get('seconds', 0)} s")
+    print(f"== {part}: {result(found)} in {found.get('seconds', 0)} s")
     if found["problem"]:
         print(f"gpu-check: error: {part} {found['problem']}")
     for row in found["rows"]:

@@ -74,11 +74,19 @@ def tables(parts: Mapping[str, Any]) -> list[str]:
     for name, part in parts.items():
         checks = [row["ok"] for row in part["rows"] if "ok" in row]
         held = f"{sum(checks)} of {len(checks)}" if checks else ""
-        lines.append(f"| {name} | {'passed' if part['passed'] else 'FAILED'} | {held} |")
+        reason = f": {part['refused']}" if part["passed"] and "refused" in part else ""
+        lines.append(f"| {name} | {result(part)}{reason} | {held} |")
     rows = [row for part in parts.values() for row in part["rows"]]
     for title, key, columns in _TABLES:
         lines += _table(title, key, columns, [row for row in rows if key in row])
     return lines
+
+
+def result(part: Mapping[str, Any]) -> str:
+    """Return what became of a part, in a word."""
+    if not part["passed"]:
+        return "FAILED"
+    return "refused" if "refused" in part else "passed"
 
 
 def _targets(parts: Mapping[str, Any]) -> Iterator[str]:

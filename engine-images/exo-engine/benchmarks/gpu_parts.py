@@ -2,7 +2,8 @@
 
     python gpu_parts.py NAME --device cuda [--small]      prints rows, one JSON object per line
 
-A row that says `ok: false` is something that is wrong; the rest are figures.
+A row that says `ok: false` is something that is wrong, one with `refused` that the engine does not do this on such
+a device and why; the rest are figures.
 """
 
 from __future__ import annotations
@@ -113,23 +114,31 @@ def measure_speed(
     """Time prompts and steps of single tokens, with weights made on the device."""
     from exo_engine import LLM
     from exo_engine.core import loading
+    from exo_engine.errors import ConfigurationError
 
     config = SIZES["tiny"] if setting.is_small else GPU_SIZES[size]
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
         write_config(Path(directory), config)
         loading.load_decoder = fill_randomly
         begun = time.perf_counter()
-        llm = LLM(
-            directory,
-            device=setting.device.type,
-            dtype="bfloat16" if setting.device.type == "cuda" else "float32",
-            quantization=quantization,
-            kv_cache_dtype=kv,
-            batch_invariant=is_fixed,
-            max_model_len=1024 if setting.is_small else 4096,
-            max_num_seqs=4 if setting.is_small else 256,
-            enable_prefix_caching=False,
-        )
+        try:
+            llm = LLM(
+                directory,
+                device=setting.device.type,
+                dtype="bfloat16" if setting.device.type == "cuda" else "float32",
+                quantization=quantization,
+                kv_cache_dtype=kv,
+                batch_invariant=is_fixed,
+                max_model_len=1024 if setting.is_small else 4096,
+                max_num_seqs=4 if setting.is_small else 256,
+                enable_prefix_caching=False,
+            )
+        except ConfigurationError as exc:
+            # What a format says of a device; any other setting that is refused is a fault of this script.
+            if exc.param != "quantization":
+                raise
+            yield {"refused": str(exc)}
+            return
         ready = time.perf_counter() - begun
     weights = llm.core.measurements.weights_bytes
     per_token = llm.core.measurements.kv_bytes_per_token

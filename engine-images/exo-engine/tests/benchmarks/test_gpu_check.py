@@ -13,9 +13,15 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
+from exo_engine.core import loading
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.triton.launch import Target
+from exo_engine.weight_formats import fp8
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
+import gpu_parts
 from gpu_idle import idle_share
 
 ROOT = Path(__file__).parents[4]
@@ -82,6 +88,7 @@ def test_on_a_cpu_with_the_packages_of_a_gpu_machine_every_part_passes(tmp_path)
     parts = json.loads(output.read_text())["parts"]
     assert next(iter(parts)) == "kernels"
     assert all(part["passed"] and part["rows"] for part in parts.values())
+    assert not any("refused" in part for part in parts.values())
     equality = parts["equality"]["rows"]
     assert len(equality) == 35
     assert all(row["equal_tokens"] == row["tokens"] > 0 for row in equality)
@@ -176,6 +183,27 @@ def test_lines_that_are_no_rows_are_left_out(part):
 def test_a_part_without_a_row_has_not_passed(part):
     assert part("")["problem"] == "ended without a comparison or a figure"
     assert part("raise SystemExit('no memory')")["problem"] == "ended with 1: no memory"
+
+
+def test_a_format_that_the_device_refuses_is_no_failure(monkeypatch):
+    """As on an A5000, which does not multiply FP8."""
+    ampere = Target(is_nvidia=True, capability=86, num_processors=64)
+    monkeypatch.setattr(Target, "of", lambda device: ampere)
+    monkeypatch.setattr(fp8, "is_for_triton", lambda device: True)
+    monkeypatch.setattr(loading, "load_decoder", loading.load_decoder)  # which the part replaces
+    setting = gpu_parts.Setting(torch.device("cpu"), is_small=True)
+    (row,) = gpu_parts.measure_speed(setting, "llama-3.1-8b", "fp8", "fp8")
+    assert "compute capability 8.6 cannot" in row["refused"]
+    with pytest.raises(ConfigurationError, match="kv-cache-dtype"):
+        list(gpu_parts.measure_speed(setting, "llama-3.1-8b", kv="no such format"))
+
+
+def test_a_part_that_is_refused_is_told_with_its_reason(part):
+    found = part("""print('{"refused": "8.6 cannot"}')""")
+    assert (found["passed"], found["refused"]) == (True, "8.6 cannot")
+    assert "| limits | refused: 8.6 cannot |  |" in gpu_check.tables({"limits": found})
+    found = part("""print('{"refused": "8.6 cannot"}'); raise SystemExit("no memory")""")
+    assert "| limits | FAILED |  |" in gpu_check.tables({"limits": found})
 
 
 def test_idle_is_what_no_kernel_covers():
