@@ -8,6 +8,7 @@ from typing import Any
 _TABLES: Sequence[tuple[str, str, Mapping[str, tuple[str, float]]]] = (
     ("The device", "limit", {"bytes_per_second": ("TB/s", 1e-12), "operations_per_second": ("TFLOP/s", 1e-12)}),
     ("Steps of single tokens", "sequences", {"context": ("context", 1), "step_seconds": ("ms per step", 1e3), "tokens_per_second": ("tokens/s", 1), "planner_tokens_per_second": ("planner, tokens/s", 1), "share_of_roofline": ("of the copy rate, %", 100)}),
+    ("Batches that do not fit into the cache", "does_not_fit", {"context": ("context", 1), "sequences_that_fit": ("sequences that do", 1)}),
     ("Prompts", "prompt", {"seconds": ("ms", 1e3), "tokens_per_second": ("tokens/s", 1)}),
     ("Mixed requests", "mixed_requests", {"seconds": ("s", 1), "tokens_per_second": ("tokens/s", 1), "times_transformers": ("times transformers", 1)}),
     ("Idle time in steps", "idle_at", {"idle_share": ("idle, %", 100)}),

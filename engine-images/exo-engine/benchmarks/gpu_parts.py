@@ -29,6 +29,11 @@ from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
 
 Row = dict[str, Any]
 
+_STEP_TOKENS, _IDLE_TOKENS = 40, 24
+"""Tokens that each sequence gets where steps are timed, and where idle time is."""
+_UNEVEN_STEPS = 3
+"""The first ones of a batch, which are not counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -153,7 +158,10 @@ def measure_speed(
     large = (1, 32, 256) if quantization or is_fixed else (1, 32, 256, 8, 64, 128)
     for batch in (1, 4) if setting.is_small else large:
         context = 64 if setting.is_small else 1024
-        seconds = _step_seconds(llm, config["vocab_size"], batch, context)
+        seconds, held = time_steps(llm, config["vocab_size"], batch, context)
+        if seconds is None:
+            yield {"model": size, "does_not_fit": batch, "context": context, "sequences_that_fit": held}  # fmt: skip
+            continue
         least = weights + batch * context * per_token
         yield {
             "model": size, "sequences": batch, "context": context, "step_seconds": seconds,
@@ -177,11 +185,10 @@ def measure_speed(
             "tokens_per_second": num_tokens / seconds,
         }
     batch, context = (4, 64) if setting.is_small else (32, 1024)
-    yield {
-        "model": size,
-        "idle_at": batch,
-        "idle_share": _idle_share(llm, setting, config["vocab_size"], batch, context),
-    }
+    batch = min(batch, sequences_that_fit(llm, context + _IDLE_TOKENS))
+    share = _idle_share(llm, setting, config["vocab_size"], batch, context)
+    if share is not None:
+        yield {"model": size, "idle_at": batch, "idle_share": share}
 
 
 def mixed_requests(vocab_size: int, *, is_small: bool) -> list[tuple[list[int], int]]:
@@ -270,18 +277,29 @@ def _mixed_seconds(llm: Any, requests: list[tuple[list[int], int]]) -> tuple[flo
     return time.perf_counter() - begun, sum(len(each.token_ids) for each in found)
 
 
-def _idle_share(llm: Any, setting: Setting, vocab_size: int, batch: int, context: int) -> float:
-    """Return which part of steps of single tokens the device stands idle."""
+def sequences_that_fit(llm: Any, num_tokens: int) -> int:
+    """Return how many sequences of so many tokens the cache holds at once, as far as its size tells."""
+    found = llm.core.measurements
+    blocks_each = -(-num_tokens // found.kv_block_size)
+    return int(found.kv_capacity_tokens // found.kv_block_size // blocks_each)
+
+
+def _idle_share(
+    llm: Any, setting: Setting, vocab_size: int, batch: int, context: int
+) -> float | None:
+    """Return which part of steps of single tokens the device stands idle; None if they are never all computed at once."""
     from exo_engine import SamplingParams
     from exo_engine.core.request import EngineRequest
 
     numbers, core = random.Random(batch), llm.core
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=_IDLE_TOKENS, ignore_eos=True)
     for index in range(batch):
         prompt = tuple(numbers.randrange(vocab_size) for _ in range(context))
         core.add_request(EngineRequest(f"idle-{batch}-{index}", prompt, params))
     is_decoding = False
     while not is_decoding:
+        if not core.has_unfinished_requests():
+            return None
         is_decoding = sum(len(output.token_ids) for output in core.step()) == batch
 
     def decode() -> None:
@@ -294,24 +312,33 @@ def _idle_share(llm: Any, setting: Setting, vocab_size: int, batch: int, context
     return idle_share(spans)
 
 
-def _step_seconds(llm: Any, vocab_size: int, batch: int, context: int) -> float:
+def time_steps(llm: Any, vocab_size: int, batch: int, context: int) -> tuple[float | None, int]:
+    """Return the median time of steps in which all sequences get a token, and how many the cache held at once.
+
+    Where it holds fewer the time is None; and where its size tells so, nothing is computed for it.
+    """
     from exo_engine import SamplingParams
     from exo_engine.core.request import EngineRequest
 
+    held = sequences_that_fit(llm, context + _STEP_TOKENS)
+    if held < batch:
+        return None, held
     core = llm.core
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=_STEP_TOKENS, ignore_eos=True)
     numbers = random.Random(batch)
     for index in range(batch):
         prompt = tuple(numbers.randrange(vocab_size) for _ in range(context))
         core.add_request(EngineRequest(f"{batch}-{index}", prompt, params))
-    seconds = []
+    seconds: dict[int, list[float]] = {}
     while core.has_unfinished_requests():
         begun = time.perf_counter()
         outputs = core.step()
         elapsed = time.perf_counter() - begun
-        if sum(len(output.token_ids) for output in outputs) == batch:
-            seconds.append(elapsed)
-    return statistics.median(seconds[3:])
+        seconds.setdefault(sum(len(output.token_ids) for output in outputs), []).append(elapsed)
+    held = max((count for count, found in seconds.items() if len(found) > _UNEVEN_STEPS), default=0)
+    if held < batch:
+        return None, held
+    return statistics.median(seconds[batch][_UNEVEN_STEPS:]), held
 
 
 def _prompt_seconds(llm: Any, vocab_size: int, length: int) -> float:

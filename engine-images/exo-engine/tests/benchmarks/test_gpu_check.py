@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import exo_engine
 import pytest
 import torch
 from exo_engine.core import loading
@@ -23,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
 import gpu_parts
 from gpu_idle import idle_share
+from random_models import write_model
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
@@ -204,6 +206,42 @@ def test_a_part_that_is_refused_is_told_with_its_reason(part):
     assert "| limits | refused: 8.6 cannot |  |" in gpu_check.tables({"limits": found})
     found = part("""print('{"refused": "8.6 cannot"}'); raise SystemExit("no memory")""")
     assert "| limits | FAILED |  |" in gpu_check.tables({"limits": found})
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "is_told"),
+    [pytest.param(24, True, id="by the cache's size"), pytest.param(18, False, id="by the steps")],
+)
+def test_a_batch_that_the_cache_does_not_hold_is_told_with_how_many_it_holds(
+    monkeypatch, num_blocks, is_told
+):
+    """Blocks have 16 tokens: a sequence of 64 has four, and seven with the 40 that follow."""
+    scarce = {"max_model_len": 16 * num_blocks, "num_gpu_blocks_override": num_blocks}
+    whole = exo_engine.LLM
+    monkeypatch.setattr(exo_engine, "LLM", lambda model, **asked: whole(model, **asked | scarce))
+    monkeypatch.setattr(loading, "load_decoder", loading.load_decoder)
+    if not is_told:
+        monkeypatch.setattr(gpu_parts, "sequences_that_fit", lambda llm, num_tokens: 4)
+    setting = gpu_parts.Setting(torch.device("cpu"), is_small=True)
+    rows = list(gpu_parts.measure_speed(setting, "llama-3.1-8b"))
+    (row,) = (row for row in rows if "does_not_fit" in row)
+    assert (row["does_not_fit"], row["context"], row["sequences_that_fit"]) == (4, 64, 3)
+    assert [row["sequences"] for row in rows if "sequences" in row] == [1]
+    assert [row["prompt"] for row in rows if "prompt" in row] == [64, 256]
+    assert [row["mixed_requests"] for row in rows if "mixed_requests" in row] == [6]
+    assert not is_told or [row["idle_at"] for row in rows if "idle_at" in row] == [4]
+    told = gpu_check.tables({"a part": {"passed": True, "rows": rows}})
+    assert "| llama-3.1-8b | 4 | 64 | 3 |" in told
+
+
+def test_idle_time_ends_where_sequences_are_never_computed_at_once(tmp_path):
+    config = {**gpu_parts.SIZES["tiny"], "num_hidden_layers": 1}
+    llm = exo_engine.LLM(
+        write_model(tmp_path, config), device="cpu", max_model_len=128, num_gpu_blocks_override=8
+    )
+    setting = gpu_parts.Setting(torch.device("cpu"), is_small=True)
+    assert gpu_parts._idle_share(llm, setting, config["vocab_size"], 4, 64) is None
+    assert gpu_parts._idle_share(llm, setting, config["vocab_size"], 1, 64) is not None
 
 
 def test_idle_is_what_no_kernel_covers():
