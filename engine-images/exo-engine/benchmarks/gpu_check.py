@@ -1,16 +1,17 @@
 """`make gpu-check`: prove the engine on CUDA, then measure it. At most 10 minutes, whatever fails on the way.
 
 It needs torch, numpy, safetensors and Triton, a CUDA device, and nothing from the network: models are random
-and made on the device. Each part (`gpu_parts.py`) has a process and a time limit of its own, the most valuable
-first: attention against float64, what the device can do, products with FP8 and 4-bit codes, the shape of
-Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against itself on the CPU, the shape of Qwen3
-0.6B, `transformers`. After each, what is known is written to --output; the tables at the end are those of the page.
+and made on the device. The device is named (`gpu_probe.py`), and each part run (`gpu_parts.py`), in a process
+with a time limit of its own, the most valuable first: attention against float64, what the device can do, products
+with FP8 and 4-bit codes, the shape of Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against
+itself on the CPU, the shape of Qwen3 0.6B, `transformers`. After each, what is known is written to --output; the
+tables at the end are those of the page.
 
     make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
     make gpu-check ARGS="--device cpu --small"               try the script itself
 
 Exit status: 0 all equal and measured, or refused by the engine on such a device; 1 something differs or failed,
-69 no CUDA device or package.
+69 no CUDA device that answers, or no package.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -45,29 +45,29 @@ _PARTS = {
     "llama-3.1-8b-batch-invariant": 45,
     "transformers": 40,
 }
-"""Seconds that each part may take; 590 in all."""
-_SCRIPT = Path(__file__).with_name("gpu_parts.py")
+"""Seconds that each part may take, if so many are left of those for all."""
+_PROBE_SECONDS = 60
+"""For naming the device: what imports torch from a cold disk, and starts a driver."""
+_SECONDS = 590.0
+"""For all, the device's name included; ten minutes with what ends a process that hangs in a driver."""
+_SCRIPT, _PROBE = (Path(__file__).with_name(f"gpu_{name}.py") for name in ("parts", "probe"))
 
 
 def main() -> int:
     """Run all parts and return the exit status."""
+    started = time.monotonic()
     arguments = _parse()
-    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"gpu-check: error: these Python packages are missing: {', '.join(missing)}")
-        return EXIT_UNAVAILABLE
-    import torch
-
-    if arguments.device == "cuda" and not torch.cuda.is_available():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part, too
+    report: dict[str, Any] = {"environment": {"device": arguments.device}, "parts": {}}
+    _write(report, arguments.output)  # where nothing can be written, that is told at once
+    report["environment"] = _probe(arguments)
+    report["wall_seconds"] = round(time.monotonic() - started, 1)
+    _write(report, arguments.output)
+    if problem := report["environment"].get("problem"):
         print(
-            f"gpu-check: error: torch {torch.__version__} finds no CUDA device on this machine\n"
-            "To try the script itself without one: --device cpu --small"
+            f"gpu-check: error: {problem}\nTo try the script itself without a GPU: --device cpu --small"
         )
         return EXIT_UNAVAILABLE
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part, too
-    started = time.monotonic()
-    report: dict[str, Any] = {"environment": _environment(arguments.device), "parts": {}}
-    _write(report, arguments.output)  # where nothing can be written, that is told at once
     print(json.dumps(report["environment"]))
     for part in arguments.parts or _PARTS:
         left = arguments.time_limit_seconds - (time.monotonic() - started)
@@ -92,43 +92,59 @@ def _parse() -> argparse.Namespace:
         "--output", type=Path, default=Path("gpu-check.json"), help="figures as JSON (%(default)s)"
     )
     parser.add_argument("--parts", nargs="+", choices=_PARTS, help="only these")
-    parser.add_argument("--time-limit-seconds", type=float, default=590.0)
+    parser.add_argument("--time-limit-seconds", type=float, default=_SECONDS)
     parser.add_argument("--patience", type=float, default=1.0, help="multiplies the parts' limits")
     return parser.parse_args()
 
 
-def _environment(device: str) -> dict[str, Any]:
-    import torch
-    import triton
-
-    found: dict[str, Any] = {
-        "device": device,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cpus": os.cpu_count(),
-    }
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        found["gpu"] = properties.name
-        found["gpu_memory_gib"] = round(properties.total_memory / 2**30, 1)
-        found["cuda"] = torch.version.cuda
-    return found
+def _probe(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the device is, or `problem`: what is missing, or that it does not answer; nothing is imported here."""
+    known = {"device": arguments.device}
+    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
+    if missing:
+        return {**known, "problem": f"these Python packages are missing: {', '.join(missing)}"}
+    limit = min(_PROBE_SECONDS * max(1.0, arguments.patience), arguments.time_limit_seconds)
+    problem, text = _call(_PROBE, ["--device", arguments.device], dict(os.environ), limit)
+    if problem is None and not _rows(text):
+        problem = "ended without a word"
+    if problem is not None:
+        return {
+            **known,
+            "problem": f"what asks the {arguments.device} device for its name {problem}",
+        }
+    return _rows(text)[-1]
 
 
 def _run(part: str, arguments: argparse.Namespace, limit: float) -> dict[str, Any]:
     """Run one part in a process of its own; what it has printed counts whatever became of it."""
     if limit <= 0:
         return {"passed": False, "problem": "there was no time left", "rows": []}
-    command = [sys.executable, str(_SCRIPT), part, "--device", arguments.device]
+    options = [part, "--device", arguments.device, *(["--small"] if arguments.small else [])]
     environment = dict(os.environ)
     if arguments.device == "cpu" and part in ("kernels", "matrices"):
         environment["TRITON_INTERPRET"] = "1"
     begun = time.monotonic()
-    # In files: a process that the part has left behind would keep the end of a pipe open.
+    problem, text = _call(_SCRIPT, options, environment, limit)
+    rows = _rows(text)
+    wrong = sum(1 for row in rows if row.get("ok") is False)
+    if problem is None and wrong:
+        problem = f"{wrong} of {len(rows)} comparisons do not hold"
+    if problem is None and not rows:
+        problem = "ended without a comparison or a figure"
+    seconds = round(time.monotonic() - begun, 1)
+    found = {"passed": problem is None, "problem": problem, "seconds": seconds, "rows": rows}
+    refused = next((row["refused"] for row in rows if "refused" in row), None)
+    return found if refused is None else {**found, "refused": refused}
+
+
+def _call(
+    script: Path, options: list[str], environment: dict[str, str], limit: float
+) -> tuple[str | None, str]:
+    """Run a script and end it after so many seconds; return what went wrong, and what it had printed."""
+    # In files: a process that it has left behind would keep the end of a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [*command, *(["--small"] if arguments.small else [])],
+            [sys.executable, str(script), *options],
             stdout=output,
             stderr=errors,
             env=environment,
@@ -141,16 +157,7 @@ def _run(part: str, arguments: argparse.Namespace, limit: float) -> dict[str, An
             problem = f"was stopped after its {limit:.0f} s"
         finally:
             _kill_session(process)
-        rows = _rows(_read(output))
-    wrong = sum(1 for row in rows if row.get("ok") is False)
-    if problem is None and wrong:
-        problem = f"{wrong} of {len(rows)} comparisons do not hold"
-    if problem is None and not rows:
-        problem = "ended without a comparison or a figure"
-    seconds = round(time.monotonic() - begun, 1)
-    found = {"passed": problem is None, "problem": problem, "seconds": seconds, "rows": rows}
-    refused = next((row["refused"] for row in rows if "refused" in row), None)
-    return found if refused is None else {**found, "refused": refused}
+        return problem, _read(output)
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

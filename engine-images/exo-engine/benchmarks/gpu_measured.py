@@ -53,11 +53,13 @@ def measured(report: Mapping[str, Any]) -> list[str]:
         report: what `gpu_check.py --output` wrote.
 
     Raises:
-        ValueError: it was not made on a GPU.
+        ValueError: it was not made on a GPU, or the GPU did not answer.
     """
     environment, parts = report["environment"], report["parts"]
     if environment["device"] != "cuda":
         raise ValueError("these figures were not measured on a GPU, so they are none of this page")
+    if "problem" in environment:
+        raise ValueError(f"nothing was measured: {environment['problem']}")
     return [
         "## Measured",
         "",

@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import exo_engine
 import pytest
@@ -24,6 +26,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
 import gpu_parts
 from gpu_idle import idle_share
+from gpu_measured import measured
 from random_models import write_model
 
 ROOT = Path(__file__).parents[4]
@@ -64,11 +67,15 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_fails():
-    result = run(CUDA_VISIBLE_DEVICES="")
+def test_without_a_gpu_it_says_so_and_fails(tmp_path):
+    output = tmp_path / "gpu_check.json"
+    result = run("--output", str(output), CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 69
     assert "finds no CUDA device" in result.stdout
     assert "--device cpu --small" in result.stdout
+    report = json.loads(output.read_text())
+    assert "finds no CUDA device" in report["environment"]["problem"]
+    assert report["parts"] == {}
 
 
 @pytest.mark.slow
@@ -137,8 +144,78 @@ def part(tmp_path, monkeypatch):
     return run_part
 
 
+@pytest.fixture
+def probe(tmp_path, monkeypatch):
+    """Name the device by a program of the test's, in at most a second."""
+    script = tmp_path / "probe.py"
+    monkeypatch.setattr(gpu_check, "_PROBE", script)
+    monkeypatch.setattr(gpu_check, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+
+    def run_main(program: str, *options: str) -> tuple[int, dict[str, Any]]:
+        script.write_text(program)
+        monkeypatch.setattr(sys, "argv", [*arguments(tmp_path / "gpu-check.json"), *options])
+        status = gpu_check.main()
+        return status, json.loads((tmp_path / "gpu-check.json").read_text())
+
+    return run_main
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        pytest.param("import time; time.sleep(1000)", "was stopped after its 1 s", id="hangs"),
+        pytest.param("import os; os.abort()", "ended with -6", id="is ended by a driver"),
+        pytest.param("raise SystemExit('no driver')", "ended with 1: no driver", id="fails"),
+        pytest.param("", "ended without a word", id="says nothing"),
+        pytest.param("""print('{"problem": "no CUDA device"}')""", "no CUDA device", id="finds none"),
+    ],
+)  # fmt: skip
+def test_a_device_that_does_not_answer_is_told_and_written(
+    probe, monkeypatch, capfd, program, problem
+):
+    monkeypatch.setattr(gpu_check, "_run", lambda *part: pytest.fail("no part has a device"))
+    begun = time.monotonic()
+    status, report = probe(program, "--patience", "0.001")
+    assert time.monotonic() - begun < 10
+    assert status == 69
+    assert problem in report["environment"]["problem"]
+    assert report["parts"] == {}
+    assert problem in capfd.readouterr().out
+    with pytest.raises(ValueError, match="nothing was measured"):
+        measured({**report, "environment": {**report["environment"], "device": "cuda"}})
+
+
+def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch):
+    """Two parts and the device's name take as long as a second of theirs; three seconds are there."""
+    limits = []
+
+    def run_part(name, arguments, limit):
+        limits.append(limit)
+        time.sleep(0.5)
+        return {"passed": True, "problem": None, "rows": [{"limit": 1}]}
+
+    monkeypatch.setattr(gpu_check, "_run", run_part)
+    program = """import time; time.sleep(0.5); print('{"device": "cpu"}')"""
+    status, report = probe(program, "--parts", "limits", "kernels", "--time-limit-seconds", "3", "--patience", "1")  # fmt: skip
+    assert status == 0
+    assert 1.0 < limits[0] < 2.5
+    assert limits[1] < limits[0] - 0.5
+    assert report["wall_seconds"] >= 1.5
+
+
+def test_nothing_is_imported_that_may_hang():
+    """The process that keeps the time and writes the figures has no library that talks to a driver."""
+    program = "import sys, gpu_check; sys.exit(bool({'torch', 'triton', 'exo_engine'} & set(sys.modules)))"
+    assert (
+        subprocess.run([sys.executable, "-c", program], cwd=SCRIPT.parent, check=False).returncode
+        == 0
+    )
+
+
 def test_what_is_known_is_written_after_each_part(tmp_path, monkeypatch):
     output, known = tmp_path / "new" / "gpu-check.json", []
+    monkeypatch.setattr(gpu_check, "_probe", lambda arguments: {"device": "cpu"})
 
     def run_part(name, *others):
         known.append(list(json.loads(output.read_text())["parts"]))
@@ -254,4 +331,4 @@ def test_all_parts_end_within_ten_minutes():
     text = SCRIPT.read_text()
     limits = [int(number) for number in re.findall(r'^    "[-.\w]+": (\d+),$', text, re.MULTILINE)]
     assert len(limits) == 10
-    assert sum(limits) <= 590
+    assert sum(limits) <= gpu_check._SECONDS <= 590
