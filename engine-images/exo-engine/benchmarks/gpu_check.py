@@ -8,7 +8,7 @@ itself on the CPU, the shape of Qwen3 0.6B, `transformers`. After each, what is 
 tables at the end are those of the page.
 
     make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
-    make gpu-check ARGS="--device cpu --small"               try the script itself
+    make gpu-check ARGS="--device cpu --small"               try the script itself; may take 50 minutes
 
 Exit status: 0 all equal and measured, or refused by the engine on such a device; 1 something differs or failed,
 69 no CUDA device that answers, or no package.
@@ -50,6 +50,8 @@ _PROBE_SECONDS = 60
 """For naming the device: what imports torch from a cold disk, and starts a driver."""
 _SECONDS = 590.0
 """For all, the device's name included; ten minutes with what ends a process that hangs in a driver."""
+_CPU_PATIENCE = 5.0
+"""Multiplies all of these on a CPU, whose kernels are interpreted; a GPU's limits are its own."""
 _SCRIPT, _PROBE = (Path(__file__).with_name(f"gpu_{name}.py") for name in ("parts", "probe"))
 
 
@@ -69,6 +71,8 @@ def main() -> int:
         )
         return EXIT_UNAVAILABLE
     print(json.dumps(report["environment"]))
+    told = f"{arguments.patience:g} times its seconds, all parts {arguments.time_limit_seconds:g} s"
+    print(f"each part may take {told}", flush=True)
     for part in arguments.parts or _PARTS:
         left = arguments.time_limit_seconds - (time.monotonic() - started)
         report["parts"][part] = _run(part, arguments, min(_PARTS[part] * arguments.patience, left))
@@ -92,9 +96,23 @@ def _parse() -> argparse.Namespace:
         "--output", type=Path, default=Path("gpu-check.json"), help="figures as JSON (%(default)s)"
     )
     parser.add_argument("--parts", nargs="+", choices=_PARTS, help="only these")
-    parser.add_argument("--time-limit-seconds", type=float, default=_SECONDS)
-    parser.add_argument("--patience", type=float, default=1.0, help="multiplies the parts' limits")
-    return parser.parse_args()
+    parser.add_argument(
+        "--time-limit-seconds",
+        type=float,
+        help=f"for all together; {_SECONDS:.0f}, on a CPU {_SECONDS * _CPU_PATIENCE:.0f} if not given",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help=f"multiplies the parts' limits; 1, on a CPU {_CPU_PATIENCE:.0f} if not given",
+    )
+    arguments = parser.parse_args()
+    own = 1.0 if arguments.device == "cuda" else _CPU_PATIENCE
+    if arguments.patience is None:
+        arguments.patience = own
+    if arguments.time_limit_seconds is None:
+        arguments.time_limit_seconds = _SECONDS * own
+    return arguments
 
 
 def _probe(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path):
 def test_on_a_cpu_with_the_packages_of_a_gpu_machine_every_part_passes(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BARE_MACHINE)
     output = tmp_path / "gpu_check.json"
-    options = "--device cpu --small --patience 5 --time-limit-seconds 1000"
+    options = "--device cpu --small --time-limit-seconds 1000"
     result = subprocess.run(
         ["make", "gpu-check", f"PYTHON={sys.executable}", f"OUTPUT={output}", f"ARGS={options}"],
         cwd=ROOT,
@@ -186,7 +186,7 @@ def test_a_device_that_does_not_answer_is_told_and_written(
         measured({**report, "environment": {**report["environment"], "device": "cuda"}})
 
 
-def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch):
+def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch, capsys):
     """Two parts and the device's name take as long as a second of theirs; three seconds are there."""
     limits = []
 
@@ -199,9 +199,30 @@ def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch):
     program = """import time; time.sleep(0.5); print('{"device": "cpu"}')"""
     status, report = probe(program, "--parts", "limits", "kernels", "--time-limit-seconds", "3", "--patience", "1")  # fmt: skip
     assert status == 0
+    assert "each part may take 1 times its seconds, all parts 3 s" in capsys.readouterr().out
     assert 1.0 < limits[0] < 2.5
     assert limits[1] < limits[0] - 0.5
     assert report["wall_seconds"] >= 1.5
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "wanted"),
+    [
+        ("cuda", [], (1.0, 590.0)),
+        ("cpu", [], (5.0, 2950.0)),
+        ("cpu", ["--patience", "2", "--time-limit-seconds", "7"], (2.0, 7.0)),
+    ],
+)
+def test_a_cpu_has_more_time_unless_told_otherwise(monkeypatch, capsys, device, options, wanted):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--device", device, *options])
+    found = gpu_check._parse()
+    assert (found.patience, found.time_limit_seconds) == wanted
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--help"])
+    with pytest.raises(SystemExit):
+        gpu_check._parse()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "590, on a CPU 2950 if not given" in told
+    assert "1, on a CPU 5 if not given" in told
 
 
 def test_nothing_is_imported_that_may_hang():
