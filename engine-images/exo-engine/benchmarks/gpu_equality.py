@@ -13,7 +13,7 @@ _TIE = 2e-3
 _NUM_TOKENS = 48
 _PROMPT_LENGTHS = (1, 7, 16, 33, 64, 100, 150, 257)
 # Where bits do not depend on the schedule with --batch-invariant.
-_FIXED = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe")
+_FIXED = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "deepseek-v3")
 # So few that they run out however few prompts a slow step takes in; a window holds few at a time, and gpt-oss every second
 # layer for itself.
 _SCARCE_BLOCKS = {"mistral": 10, "gpt-oss": 27}

@@ -21,6 +21,7 @@ from product_cases import (
     ProductCase,
     check_bits,
     check_fp8,
+    check_heads,
     check_norm,
     check_states,
     fp8_kinds,
@@ -198,6 +199,7 @@ def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]
         "products": lambda seed: random_product_case(seed, device, most=most).check(seed),
         "norm": partial(check_norm, device),
         "states": partial(check_states, device),
+        "heads": partial(check_heads, device),
     }
     if device.type == "cuda":  # a processor's own products have an order for each shape
         checks["bits"] = partial(check_bits, device)

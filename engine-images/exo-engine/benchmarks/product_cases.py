@@ -219,6 +219,32 @@ def check_norm(device: torch.device, seed: int) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
 
 
+def check_heads(device: torch.device, seed: int) -> None:
+    """Fail where heads times their own matrices, as of latent attention, are not right, or depend on the rows beside."""
+    numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype = numbers.choice((torch.float32, torch.bfloat16, torch.float16))
+    rows, heads = numbers.choice((1, 17, fixed.HEAD_ROWS + 6, 200)), numbers.choice((1, 3, 16))
+    size, num_outputs = (numbers.choice((20, 70, 128, 512)) for _ in range(2))
+    around = torch.full(
+        (rows, heads, size + 20), torch.nan
+    )  # inputs are a part of each head's numbers
+    around[..., :size] = torch.randn(rows, heads, size, generator=generator)
+    inputs = around.to(device, dtype)[..., :size]
+    is_across = numbers.random() < 0.5  # matrices lie either way
+    shape = (heads, num_outputs, size) if is_across else (heads, size, num_outputs)
+    weights = torch.randn(shape, generator=generator).to(device, dtype)
+    weights = weights.transpose(1, 2) if is_across else weights
+    with Poisoned():
+        found = fixed.multiply_heads(inputs, weights)
+    expected = torch.einsum("thk,hkn->thn", inputs.double(), weights.double())
+    most = float(expected.abs().max()) * rounding(dtype)
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
+    if device.type == "cuda":  # a processor's own products have an order for each shape
+        first = numbers.randrange(rows)
+        own = slice(first, first + numbers.choice((1, 17)))
+        assert torch.equal(fixed.multiply_heads(inputs[own], weights), found[own]), f"bits of {own}"
+
+
 def check_states(device: torch.device, seed: int) -> None:
     """Fail where states are not moved on as in float64."""
     numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
