@@ -4,8 +4,8 @@ It needs torch, numpy, safetensors and Triton, a CUDA device, and nothing from t
 and made on the device. The device is named (`gpu_probe.py`), and each part run (`gpu_parts.py`), in a process
 with a time limit of its own, the most valuable first: attention against float64, what the device can do, products
 with FP8 and 4-bit codes, the shape of Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against
-itself on the CPU, the shape of Qwen3 0.6B, `transformers`. After each, what is known is written to --output; the
-tables at the end are those of the page.
+itself on the CPU, its settings (16 bits, small caches and weights, guesses), the shape of Qwen3 0.6B,
+`transformers`. After each, what is known is written to --output; the tables at the end are those of the page.
 
     make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
     make gpu-check ARGS="--device cpu --small"               try the script itself; may take 50 minutes
@@ -41,11 +41,13 @@ _PARTS = {
     "llama-3.1-8b-fp8": 55,
     "llama-3.1-8b-int4": 55,
     "equality": 80,
+    "variants": 60,
     "qwen3-0.6b": 50,
     "llama-3.1-8b-batch-invariant": 45,
     "transformers": 40,
 }
-"""Seconds that each part may take, if so many are left of those for all."""
+"""Seconds that each part may take, if so many are left of those for all: few parts take theirs, and the last ones are
+worth the least."""
 _PROBE_SECONDS = 60
 """For naming the device: what imports torch from a cold disk, and starts a driver."""
 _SECONDS = 590.0

@@ -10,6 +10,7 @@ from typing import Any
 
 # Greedy tokens may differ where the two likeliest logits are closer than float32 sums are exact.
 _TIE = 2e-3
+_MOST_OFF = 1e-2
 _NUM_TOKENS = 48
 _PROMPT_LENGTHS = (1, 7, 16, 33, 64, 100, 150, 257)
 # Where bits do not depend on the schedule with --batch-invariant.
@@ -23,7 +24,7 @@ def check_equality(device: str) -> Iterator[dict[str, Any]]:
     """Compare every family on the device with the same model on the CPU."""
     from random_models import FAMILIES, write_model
 
-    prompts = _prompts(499, _PROMPT_LENGTHS, seed=1)
+    prompts = random_prompts(499, _PROMPT_LENGTHS, seed=1)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
         for family, config in FAMILIES.items():
             model = write_model(Path(directory) / family, config, seed=len(family))
@@ -32,7 +33,7 @@ def check_equality(device: str) -> Iterator[dict[str, Any]]:
                 yield _compare_bits(family, model, prompts)
             for way, completions in _run_family(model, device, prompts).items():
                 oracle = expected["seeded" if way == "seeded" else "batched"]
-                yield _compare(family, way, oracle, completions)
+                yield compare(family, way, oracle, completions)
 
 
 def _compare_bits(family: str, model: Path, prompts: list[list[int]]) -> dict[str, Any]:
@@ -89,11 +90,22 @@ def _run_family(
     return found
 
 
-def _compare(family: str, way: str, expected: Any, found: Any) -> dict[str, Any]:
-    """Count equal tokens up to the first difference, which must be a tie of the two likeliest."""
+def compare(
+    family: str, way: str, expected: Any, found: Any, *, tie: float = _TIE, most: float = _MOST_OFF
+) -> dict[str, Any]:
+    """Count equal tokens up to the first difference, which must be a tie of the two likeliest.
+
+    Args:
+        family: of the model.
+        way: how it was run.
+        expected: completions.
+        found: of the same prompts.
+        tie: how far two log-probabilities are apart, at the most, of which either may be the likelier one.
+        most: how far log-probabilities of equal tokens may be apart.
+    """
     num_tokens = num_equal = num_ties = 0
     is_ok = True
-    worst_logprob = 0.0
+    worst_logprob = sum_of_differences = 0.0
     for want, got in zip(expected, found, strict=True):
         num_tokens += len(want.token_ids)
         for position, (a, b) in enumerate(zip(want.token_ids, got.token_ids, strict=False)):
@@ -101,11 +113,13 @@ def _compare(family: str, way: str, expected: Any, found: Any) -> dict[str, Any]
             if a != b:
                 gap = abs(one.top[0][1] - one.top[1][1])
                 # Sampling may fall on the other side of a border; greedy only on a tie.
-                is_tie = gap < _TIE if way != "seeded" else abs(one.logprob - other.logprob) < 9
+                is_tie = gap < tie if way != "seeded" else abs(one.logprob - other.logprob) < 9
                 num_ties += 1
                 is_ok &= is_tie
                 break
-            worst_logprob = max(worst_logprob, abs(one.logprob - other.logprob))
+            difference = abs(one.logprob - other.logprob)
+            worst_logprob = max(worst_logprob, difference)
+            sum_of_differences += difference
             num_equal += 1
         else:
             is_ok &= len(want.token_ids) == len(got.token_ids)
@@ -118,10 +132,12 @@ def _compare(family: str, way: str, expected: Any, found: Any) -> dict[str, Any]
         "equal_tokens": num_equal,
         "ties": num_ties,
         "largest_logprob_difference": worst_logprob,
-        "ok": bool(is_ok and worst_logprob < 1e-2),
+        "mean_logprob_difference": sum_of_differences / max(1, num_equal),
+        "ok": bool(is_ok and worst_logprob < most),
     }
 
 
-def _prompts(vocab_size: int, lengths: tuple[int, ...], *, seed: int) -> list[list[int]]:
+def random_prompts(vocab_size: int, lengths: tuple[int, ...], *, seed: int) -> list[list[int]]:
+    """Return prompts of these lengths, always the same ones."""
     numbers = random.Random(seed)
     return [[numbers.randrange(vocab_size) for _ in range(length)] for length in lengths]

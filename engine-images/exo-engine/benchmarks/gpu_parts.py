@@ -25,6 +25,7 @@ from gpu_equality import check_equality
 from gpu_idle import busy_spans, idle_share
 from gpu_matrices import check_matrices, time_matrices
 from gpu_products import check_products, time_products
+from gpu_variants import check_variants
 from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
 
 Row = dict[str, Any]
@@ -364,6 +365,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "llama-3.1-8b-fp8": lambda setting: measure_speed(setting, "llama-3.1-8b", "fp8", "fp8"),
     "llama-3.1-8b-batch-invariant": measure_fixed,
     "equality": lambda setting: check_equality(setting.device.type),
+    "variants": lambda setting: check_variants(setting.device.type),
     "qwen3-0.6b": lambda setting: measure_speed(setting, "qwen3-0.6b"),
     "transformers": lambda setting: measure_transformers(setting, "llama-3.1-8b"),
 }

@@ -91,6 +91,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """One small model per family."""
 
+LATER_FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        **_SMALL,
+        "architectures": ["Gemma2ForCausalLM"],
+        "head_dim": 32,
+        "sliding_window": 48,
+        "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 15.0,
+    },
+    "qwen3.5": {
+        **_SMALL,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "head_dim": 32,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+}
+"""Those that are compared in fewer ways: soft caps and windows, states instead of keys and values."""
+
 SIZES: dict[str, dict[str, Any]] = {
     # The shape of Llama 3.2 1B.
     "1b": {
