@@ -158,7 +158,7 @@ def _make(model: Path, device: str, options: dict[str, Any]) -> Any:
 
     # As many sequences as there are: graphs and kernels for more would be made for nobody.
     few = {"max_model_len": 192, "kv_cache_bytes": 2**26, "max_num_seqs": len(_PROMPT_LENGTHS)}
-    return LLM(model, device=device, **few, **options)
+    return LLM(model, device=device, **{**few, **options})
 
 
 def _params(**asked: Any) -> Any:
