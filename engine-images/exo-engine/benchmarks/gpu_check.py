@@ -8,7 +8,7 @@ itself on the CPU, its settings (16 bits, small caches and weights, guesses), th
 `transformers`. After each, what is known is written to --output; the tables at the end are those of the page.
 
     make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
-    make gpu-check ARGS="--device cpu --small"               try the script itself; may take 50 minutes
+    make gpu-check ARGS="--device cpu --small"               try the script itself; ends within 100 minutes
 
 Exit status: 0 all equal and measured, or refused by the engine on such a device; 1 something differs or failed,
 69 no CUDA device that answers, or no package.
@@ -52,7 +52,7 @@ _PROBE_SECONDS = 60
 """For naming the device: what imports torch from a cold disk, and starts a driver."""
 _SECONDS = 590.0
 """For all, the device's name included; ten minutes with what ends a process that hangs in a driver."""
-_CPU_PATIENCE = 5.0
+_CPU_PATIENCE = 10.0
 """Multiplies all of these on a CPU, whose kernels are interpreted; a GPU's limits are its own."""
 _SCRIPT, _PROBE = (Path(__file__).with_name(f"gpu_{name}.py") for name in ("parts", "probe"))
 

@@ -213,7 +213,7 @@ def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch, capsys)
     ("device", "options", "wanted"),
     [
         ("cuda", [], (1.0, 590.0)),
-        ("cpu", [], (5.0, 2950.0)),
+        ("cpu", [], (10.0, 5900.0)),
         ("cpu", ["--patience", "2", "--time-limit-seconds", "7"], (2.0, 7.0)),
     ],
 )
@@ -225,8 +225,8 @@ def test_a_cpu_has_more_time_unless_told_otherwise(monkeypatch, capsys, device, 
     with pytest.raises(SystemExit):
         gpu_check._parse()
     told = " ".join(capsys.readouterr().out.split())
-    assert "590, on a CPU 2950 if not given" in told
-    assert "1, on a CPU 5 if not given" in told
+    assert "590, on a CPU 5900 if not given" in told
+    assert "1, on a CPU 10 if not given" in told
 
 
 def test_nothing_is_imported_that_may_hang():
