@@ -16,7 +16,7 @@ from exo_engine.kernels.triton import codes
 from exo_engine.kernels.triton.launch import Launch, Target
 from gpu_launches import META, Work
 from gpu_products import CHOSEN, EXPERT, EXPERTS, experts_chosen
-from matrix_cases import CodesCase, random_codes_case, random_grouped_codes_case
+from product_cases import CodesCase, random_codes_case, random_grouped_codes_case
 
 ROWS = (1, 32, 128)
 SHAPES = ((28672, 4096), (4096, 14336))

@@ -15,14 +15,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_equality import check_equality
-from gpu_idle import busy_spans, idle_share
 from gpu_matrices import check_matrices, time_matrices
 from gpu_products import check_products, time_products
 from gpu_variants import check_variants
@@ -369,6 +368,56 @@ PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "qwen3-0.6b": lambda setting: measure_speed(setting, "qwen3-0.6b"),
     "transformers": lambda setting: measure_transformers(setting, "llama-3.1-8b"),
 }
+
+
+Span = tuple[float, float]
+
+
+def idle_share(spans: Iterable[Span]) -> float:
+    """Return which part of the time from the first begin to the last end is in no span; they may overlap."""
+    ordered = sorted(spans)
+    begin = reached = ordered[0][0]
+    idle = 0.0
+    for start, end in ordered:
+        idle += max(0.0, start - reached)
+        reached = max(reached, end)
+    return idle / (reached - begin) if reached > begin else 0.0
+
+
+def busy_spans(llm: Any, work: Callable[[], object], *, is_cuda: bool) -> list[Span]:
+    """Return when the device computed while `work` ran; of one clock, in microseconds on a GPU, else in seconds.
+
+    On a CPU, which computes while it is told, what tells the runner a step counts: a double that measures no GPU.
+    """
+    return _of_kernels(work) if is_cuda else _of_steps(llm, work)
+
+
+def _of_kernels(work: Callable[[], object]) -> list[Span]:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        work()
+        torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    ranges = [each.time_range for each in profile.events() if each.device_type == cuda]
+    return [(each.start, each.end) for each in ranges]
+
+
+def _of_steps(llm: Any, work: Callable[[], object]) -> list[Span]:
+    runner, spans = llm.core.executor.runner, []
+    dispatch = runner.dispatch
+
+    def timed(frame: Any) -> Any:
+        begun = time.perf_counter()
+        pending = dispatch(frame)
+        spans.append((begun, time.perf_counter()))
+        return pending
+
+    runner.dispatch = timed
+    try:
+        work()
+    finally:
+        runner.dispatch = dispatch
+    return spans
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
 import gpu_parts
 import gpu_variants
-from gpu_idle import idle_share
 from gpu_measured import measured
+from gpu_parts import idle_share
 from random_models import FAMILIES, write_model
 
 ROOT = Path(__file__).parents[4]

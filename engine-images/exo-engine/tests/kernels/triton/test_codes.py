@@ -15,7 +15,7 @@ from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import int4
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from matrix_cases import (
+from product_cases import (
     CodesCase,
     GroupedCodesCase,
     random_codes_case,

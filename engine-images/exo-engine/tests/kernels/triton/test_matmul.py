@@ -18,8 +18,7 @@ from exo_engine.kernels.triton.matmul import (
 )
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from matrix_cases import rounding
-from product_cases import ProductCase, check_bits, random_product_case
+from product_cases import ProductCase, check_bits, random_product_case, rounding
 
 
 @pytest.mark.parametrize(
