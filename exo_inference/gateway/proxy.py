@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
 """So many further replicas get a request whose replica died on it: it may itself be the cause. Each death may reset one
-new connection, which does not count: such a request has cost six ends at most when it is given up."""
+new connection, which does not count: such a request has cost five ends at most when it is given up."""
 
 FIRST_BUSY_SECONDS = 0.01
 LAST_BUSY_SECONDS = 0.25

@@ -226,7 +226,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         fits_length=version >= (0, 19, 0),
         second_runner=next((types for since, types in _SECOND_RUNNER if version >= since), None),
         runs_dense_second=version >= (0, 25, 0),
-        sinks_times=6.2,
+        sinks_times=6.1,
     )
 
 

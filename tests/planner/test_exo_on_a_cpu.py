@@ -131,6 +131,27 @@ def test_where_no_logits_are_computed_the_embedding_keeps_its_bits(runner: str) 
     assert has_int8_head(settled.model) == (runner == "generate")
 
 
+@pytest.mark.parametrize(
+    ("named", "changes", "is_embedding"),
+    [
+        ("LlamaForCausalLM", {}, False),
+        ("LlamaModel", {}, True),
+        ("LlamaForSequenceClassification", {}, True),
+        ("LlamaForRewardModel", {}, False),
+        ("LlamaLMHeadModel", {}, False),
+        ("EagleLlamaModel", {}, False),
+        ("InternVLChatModel", {}, False),
+        ("LlamaModel", {"vision_config": {}}, False),
+        ("LlamaModel", {"quantization_config": {}}, True),
+    ],
+)
+def test_what_computes_no_logits_is_told_by_its_class(
+    named: str, changes: dict[str, object], is_embedding: bool
+) -> None:
+    config = {**CONFIG, "architectures": [named], **changes}
+    assert read_architecture(config, name="tiny").is_embedding == is_embedding
+
+
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_decoder_that_was_saved_without_its_head_is_planned_without(
     quantization: str | None,

@@ -135,7 +135,7 @@ def test_a_prompts_latents_are_expanded_to_heads() -> None:
     assert attention_flops(inputs, length) == 61 * 2 * 128 * (192 + 128) * length * length / 2
 
 
-@pytest.mark.parametrize(("gpu", "times"), [("A100 80GB", 6.2), ("H100", 1.0), ("L40S", 6.2)])
+@pytest.mark.parametrize(("gpu", "times"), [("A100 80GB", 6.1), ("H100", 1.0), ("L40S", 6.1)])
 def test_heads_with_sinks_attend_slower_before_hopper(gpu: str, times: float) -> None:
     inputs = inputs_of("openai/gpt-oss-20b", gpu, max_model_len=32768)
     plain = replace(inputs, rules=replace(inputs.rules, sinks_times=1.0))

@@ -7,6 +7,7 @@ or engines. Exact tensor sizes of a checkpoint (`checkpoint.py`) can be laid ove
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -382,12 +383,20 @@ def _widest(layers: list[Layer]) -> int:
 
 
 def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
-    """Whether it embeds texts: an encoder, or a decoder that was saved without its head, as engines take it, too."""
-    named = [str(each) for each in fields.outer.get("architectures") or ()]
-    # What has more than a text model within it (`Qwen2_5OmniModel`) generates all the same.
-    is_bare = bool(named) and named[0].endswith("Model") and "hidden_size" in fields.outer
-    is_bare &= not any(each.endswith("RewardModel") for each in named)
-    return family.layout == "encoder" or "embedding" in name.lower() or is_bare
+    """Whether it embeds or scores texts: an encoder, or a decoder without its head, as engines take it without a flag."""
+    named = next(iter(fields.outer.get("architectures") or ()), "")
+    # A class with more than a text model in it (`Qwen2_5OmniModel`, `InternVLChatModel`) generates all the same.
+    is_text_alone = not any(
+        str(key).endswith("_config") for key in fields.outer if key not in _NO_MODEL
+    )
+    has_no_head = bool(_WITHOUT_HEAD.fullmatch(str(named))) and is_text_alone
+    return family.layout == "encoder" or "embedding" in name.lower() or has_no_head
+
+
+_WITHOUT_HEAD = re.compile(
+    r"(?!Eagle)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification)"
+)
+_NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 
 
 def _rope_elements(fields: ConfigFields, family: Family) -> int:

@@ -79,7 +79,7 @@ def with_int8_head(architecture: Architecture) -> Architecture:
 
 
 def has_int8_head(architecture: Architecture) -> bool:
-    """Whether the output head, or the embedding that is one, is in INT8 although it is stored plain."""
+    """Whether the output head, or the embedding that is one, is in INT8."""
     return any(
         weight.path in _HEADS and weight.format == INT8_WEIGHT_ONLY
         for weight in architecture.outer_weights

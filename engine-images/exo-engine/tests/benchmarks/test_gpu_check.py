@@ -18,14 +18,17 @@ import exo_engine
 import pytest
 import torch
 from exo_engine.core import loading
+from exo_engine.core.request import TokenLogprobs
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.triton.launch import Target
+from exo_engine.llm import Completion
 from exo_engine.weight_formats import fp8
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
 import gpu_parts
 import gpu_variants
+from gpu_equality import compare
 from gpu_measured import measured
 from gpu_parts import idle_share
 from random_models import FAMILIES, write_model
@@ -150,10 +153,10 @@ def part(tmp_path, monkeypatch):
 
 @pytest.fixture
 def probe(tmp_path, monkeypatch):
-    """Name the device by a program of the test's, in at most a second."""
+    """Name the device by a program of the test's."""
     script = tmp_path / "probe.py"
     monkeypatch.setattr(gpu_check, "_PROBE", script)
-    monkeypatch.setattr(gpu_check, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(gpu_check, "_PROBE_SECONDS", 30.0)
     monkeypatch.setattr(signal, "signal", lambda *handler: None)
 
     def run_main(program: str, *options: str) -> tuple[int, dict[str, Any]]:
@@ -179,9 +182,11 @@ def test_a_device_that_does_not_answer_is_told_and_written(
     probe, monkeypatch, capfd, program, problem
 ):
     monkeypatch.setattr(gpu_check, "_run", lambda *part: pytest.fail("no part has a device"))
+    if "sleep" in program:
+        monkeypatch.setattr(gpu_check, "_PROBE_SECONDS", 1.0)
     begun = time.monotonic()
-    status, report = probe(program, "--patience", "0.001")
-    assert time.monotonic() - begun < 10
+    status, report = probe(program, "--patience", "1")
+    assert time.monotonic() - begun < 100
     assert status == 69
     assert problem in report["environment"]["problem"]
     assert report["parts"] == {}
@@ -191,7 +196,7 @@ def test_a_device_that_does_not_answer_is_told_and_written(
 
 
 def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch, capsys):
-    """Two parts and the device's name take as long as a second of theirs; three seconds are there."""
+    """The device's name and the first part take half a second each of ten that are there."""
     limits = []
 
     def run_part(name, arguments, limit):
@@ -201,11 +206,11 @@ def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch, capsys)
 
     monkeypatch.setattr(gpu_check, "_run", run_part)
     program = """import time; time.sleep(0.5); print('{"device": "cpu"}')"""
-    status, report = probe(program, "--parts", "limits", "kernels", "--time-limit-seconds", "3", "--patience", "1")  # fmt: skip
+    status, report = probe(program, "--parts", "limits", "kernels", "--time-limit-seconds", "10", "--patience", "1")  # fmt: skip
     assert status == 0
-    assert "each part may take 1 times its seconds, all parts 3 s" in capsys.readouterr().out
-    assert 1.0 < limits[0] < 2.5
-    assert limits[1] < limits[0] - 0.5
+    assert "each part may take 1 times its seconds, all parts 10 s" in capsys.readouterr().out
+    assert limits[0] <= 9.5
+    assert limits[1] <= limits[0] - 0.5
     assert report["wall_seconds"] >= 1.5
 
 
@@ -371,6 +376,15 @@ def test_guesses_are_verified(tmp_path):
     assert all(row["ok"] and row["tokens_at_once"] >= 3 for row in rows)
 
 
+def test_no_number_is_near_to_no_other():
+    def completion(logprob):
+        report = TokenLogprobs(7, logprob, 1, ((7, logprob), (8, -2.0)))
+        return Completion((1,), (7,), "length", 0, logprobs=(report,))
+
+    assert compare("llama", "batched", [completion(-0.5)], [completion(-0.5)])["ok"]
+    assert not compare("llama", "batched", [completion(-0.5)], [completion(float("nan"))])["ok"]
+
+
 def test_idle_is_what_no_kernel_covers():
     assert idle_share([(0.0, 2.0), (1.0, 3.0), (4.0, 8.0), (5.0, 6.0)]) == pytest.approx(1 / 8)
     assert idle_share([(3.0, 4.0), (0.0, 1.0)]) == pytest.approx(0.5)
@@ -381,5 +395,5 @@ def test_all_parts_end_within_ten_minutes():
     text = SCRIPT.read_text()
     limits = [int(number) for number in re.findall(r'^    "[-.\w]+": (\d+),$', text, re.MULTILINE)]
     assert len(limits) == len(gpu_check._PARTS) == 11
-    # However long the others take, all but the two that are worth the least have their time.
-    assert sum(limits[:-2]) <= gpu_check._SECONDS <= 590
+    # However long the others take, all but the three that are worth the least have their time.
+    assert gpu_check._PROBE_SECONDS + sum(limits[:-3]) <= gpu_check._SECONDS <= 590
