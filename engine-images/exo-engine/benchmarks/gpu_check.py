@@ -63,10 +63,13 @@ def main() -> int:
     arguments = _parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part, too
     report: dict[str, Any] = {"environment": {"device": arguments.device}, "parts": {}}
-    _write(report, arguments.output)  # where nothing can be written, that is told at once
+    has_figures = arguments.output.exists()
+    if not has_figures:
+        _write(report, arguments.output)  # where nothing can be written, that is told at once
     report["environment"] = _probe(arguments)
     report["wall_seconds"] = round(time.monotonic() - started, 1)
-    _write(report, arguments.output)
+    if not has_figures or "problem" not in report["environment"]:  # none are lost for no device
+        _write(report, arguments.output)
     if problem := report["environment"].get("problem"):
         print(
             f"gpu-check: error: {problem}\nTo try the script itself without a GPU: --device cpu --small"

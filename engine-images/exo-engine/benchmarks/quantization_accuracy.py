@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 
 from exo_engine import LLM, SamplingParams
+from exo_engine.weight_formats.int4 import Int4
+from exo_engine.weight_formats.int8 import Int8
 
 PROMPTS = (
     "Hello, who are you?",
@@ -36,9 +38,16 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--plain-head",
+        action="store_true",
+        help="keep the output head as it is where it would be in INT8",
+    )
     parser.add_argument("--samples", type=int, default=8, help="texts per prompt")
     parser.add_argument("--max-tokens", type=int, default=200)
     arguments = parser.parse_args()
+    if arguments.plain_head:
+        Int8.has_int8_head = Int4.has_int8_head = False
     options = {"dtype": arguments.dtype, "device": "cpu", "enable_prefix_caching": False}
     plain = LLM(arguments.model, **options)
     prompts = [prompt for prompt in PROMPTS for _ in range(arguments.samples)]

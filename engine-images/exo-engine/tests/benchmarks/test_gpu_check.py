@@ -195,6 +195,12 @@ def test_a_device_that_does_not_answer_is_told_and_written(
         measured({**report, "environment": {**report["environment"], "device": "cuda"}})
 
 
+def test_without_a_device_figures_that_are_there_stay(probe, tmp_path):
+    known = {"environment": {"device": "cuda"}, "parts": {"limits": {"passed": True}}}
+    (tmp_path / "gpu-check.json").write_text(json.dumps(known))
+    assert probe("raise SystemExit('no driver')") == (69, known)
+
+
 def test_a_part_may_take_what_is_left_of_ten_minutes(probe, monkeypatch, capsys):
     """The device's name and the first part take half a second each of ten that are there."""
     limits = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from exo_engine.kernels.library import Kernels, available_paths, load_path
@@ -82,25 +84,19 @@ def test_products_of_inputs_in_16_bits_are_nearly_those_of_the_inputs(
 
 
 @pytest.mark.parametrize("code", [0, 255])
-def test_sums_of_the_largest_group_of_inputs_in_16_bits_fit(kernels: Kernels, code: int) -> None:
+@pytest.mark.parametrize("number", [-1.0, -255 / 256, 255 / 256, 1.0])
+def test_sums_of_the_largest_group_of_inputs_in_16_bits_fit(
+    kernels: Kernels, code: int, number: float
+) -> None:
+    """High numbers are -127 or 127, and of 255 / 256 low ones are 127 or -127."""
     size = 2**16
     matrix = QuantizedMatrix(64, size, bits=8, group=size)
     matrix.pack(torch.full((64, size), code, dtype=torch.uint8), torch.full((64, 1), 2.0**-8))
-    inputs = torch.full((2, size), -1.0).bfloat16()
-    inputs[:, 0] = 127 * 256 / (128.5 * 256)  # of the others the lower number is as small as can be
+    inputs = torch.full((2, size), number).bfloat16()
+    inputs[:, 0] = 1.0
     exact = inputs.double() @ matrix.numbers(slice(0, 64)).double().T
     found = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=16)
     assert ((found - exact).abs() <= 1e-4 * exact.abs()).all()
-
-
-def test_nan_and_infinity_spoil_their_own_row_alone_in_16_bits(kernels: Kernels) -> None:
-    matrix = _matrix((64, 48), 8, 48, has_zeros=False)
-    inputs = _random(5, 48)
-    inputs[0, 1], inputs[1, 2], inputs[2, 47], inputs[3] = torch.nan, torch.inf, -torch.inf, 0
-    outputs = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=16)
-    assert not outputs[:3].isfinite().any()
-    assert (outputs[3] == 0).all()
-    assert outputs[4].isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(200, 130), (17, 6), (129, 576)], ids=str)
@@ -167,12 +163,14 @@ def test_tiles_have_the_bits_of_the_instruction_for_one_row(
             assert torch.equal(tiles, rows)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_nan_and_infinity_spoil_their_own_row_alone(kernels: Kernels, bits: int) -> None:
+@pytest.mark.parametrize(("bits", "input_bits"), [(4, 8), (8, 8), (8, 16)])
+def test_nan_and_infinity_spoil_their_own_row_alone(
+    kernels: Kernels, bits: int, input_bits: Literal[8, 16]
+) -> None:
     matrix = _matrix((64, 48), bits, 32, has_zeros=False)
     inputs = _random(5, 48)
     inputs[0, 1], inputs[1, 2], inputs[2, 47], inputs[3] = torch.nan, torch.inf, -torch.inf, 0
-    outputs = matrix.multiply(kernels, inputs, dtype=torch.float32)
+    outputs = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=input_bits)
     assert not outputs[:3].isfinite().any()
     assert (outputs[3] == 0).all()
     assert outputs[4].isfinite().all()
