@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from exo_engine.kernels.triton import fixed, matmul, states
+from exo_engine.kernels.triton import fixed, matmul, pointwise, states
 from exo_engine.kernels.triton.launch import Launch, Target
 from exo_engine.weight_formats.fp8 import why_not_scaled
 from gpu_launches import META, Work
@@ -21,6 +21,7 @@ from product_cases import (
     ProductCase,
     check_bits,
     check_fp8,
+    check_gate,
     check_heads,
     check_norm,
     check_states,
@@ -69,6 +70,8 @@ def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Wor
     yield _encoding(256, 4096)
     yield norm(256, 4096)
     yield norm(256, 4096, has_weight=False)
+    yield norm(256, 4096, has_updates=True)
+    yield gating(256, 14336)
     for tokens in (1, 64):
         yield _states(32, tokens)
 
@@ -165,12 +168,21 @@ def _encoding(rows: int, num_inputs: int) -> Work:
     return Work(f"encode {rows} x {num_inputs}", launch, moved, 0, 0, "encode")
 
 
-def norm(rows: int, size: int, *, has_weight: bool = True) -> Work:
-    """Return the norm of rows of so many numbers."""
+def norm(rows: int, size: int, *, has_weight: bool = True, has_updates: bool = False) -> Work:
+    """Return the norm of rows of so many numbers, perhaps with what is added to them before."""
     inputs, weight = _numbers(rows, size), _numbers(size) if has_weight else None
-    launch = fixed.plan_norm(inputs, weight, 1e-6, inputs)
+    updates = _numbers(rows, size) if has_updates else None
+    launch = pointwise.plan_norm(inputs, updates, weight, 1e-6, inputs)
     name = f"norm {rows} x {size}" + ("" if has_weight else ", no weight")
-    return Work(name, launch, 2.0 * inputs.nbytes, 0, 0, "norm")
+    name += ", added to" if has_updates else ""
+    return Work(name, launch, (4.0 if has_updates else 2.0) * inputs.nbytes, 0, 0, "norm")
+
+
+def gating(rows: int, size: int) -> Work:
+    """Return what gates rows of so many numbers."""
+    merged, outputs = _numbers(rows, 2 * size), _numbers(rows, size)
+    launch = pointwise.plan_gate(merged, outputs, is_silu=True)
+    return Work(f"gate {rows} x {size}", launch, merged.nbytes + outputs.nbytes, 0, 0, "gate")
 
 
 def _states(sequences: int, tokens: int) -> Work:
@@ -198,6 +210,7 @@ def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]
     checks: dict[str, Callable[[int], None]] = {
         "products": lambda seed: random_product_case(seed, device, most=most).check(seed),
         "norm": partial(check_norm, device),
+        "gate": partial(check_gate, device),
         "states": partial(check_states, device),
         "heads": partial(check_heads, device),
     }

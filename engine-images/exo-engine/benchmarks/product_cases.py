@@ -11,9 +11,10 @@ import random
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from attention_cases import CPU, Poisoned
 from exo_engine.kernels.quantized import QuantizedMatrix
-from exo_engine.kernels.triton import codes, fixed, states
+from exo_engine.kernels.triton import codes, fixed, pointwise, states
 from exo_engine.kernels.triton.launch import Target
 from exo_engine.kernels.triton.matmul import (
     BLOCK,
@@ -328,7 +329,7 @@ def fp8_kinds(target: Target) -> list[type[Fp8]]:
 
 
 def check_norm(device: torch.device, seed: int) -> None:
-    """Fail where the norm of `--batch-invariant` is not that of float64."""
+    """Fail where rows, with updates or without, are not normalised as in float64."""
     numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype = numbers.choice((torch.float32, torch.bfloat16, torch.float16))
     shape = numbers.randint(1, 9), numbers.choice((20, 128, 1000, 5120))
@@ -336,10 +337,33 @@ def check_norm(device: torch.device, seed: int) -> None:
         torch.randn(each, generator=generator).to(device, dtype) for each in (shape, shape[1:])
     )
     has_weight = numbers.random() < 0.5
-    with Poisoned():
-        found = fixed.normalise(rows, weight if has_weight else None, 1e-5)
+    if has_weight and numbers.random() < 0.5:
+        updates = torch.randn(shape, generator=generator).to(device, dtype)
+        expected = rows + updates
+        with Poisoned():
+            rows, found = pointwise.add_and_normalise(rows, updates, weight, 1e-5)
+        assert torch.equal(rows, expected), "sums"
+    else:
+        with Poisoned():
+            found = pointwise.normalise(rows, weight if has_weight else None, 1e-5)
     squares = rows.double().square().mean(dim=1, keepdim=True)
     expected = rows.double() / (squares + 1e-5).sqrt() * (weight.double() if has_weight else 1.0)
+    most = float(expected.abs().max()) * rounding(dtype)
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
+
+
+def check_gate(device: torch.device, seed: int) -> None:
+    """Fail where rows are not gated as in float64."""
+    numbers, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype = numbers.choice((torch.float32, torch.bfloat16, torch.float16))
+    shape = numbers.randint(1, 9), 2 * numbers.choice((20, 128, 1000, 2500))
+    merged = (3 * torch.randn(shape, generator=generator)).to(device, dtype)
+    is_silu = numbers.random() < 0.5
+    with Poisoned():
+        found = pointwise.gate(merged, is_silu=is_silu)
+    gates, values = merged.double().chunk(2, dim=1)
+    activated = F.silu(gates) if is_silu else F.gelu(gates, approximate="tanh")
+    expected = activated * values
     most = float(expected.abs().max()) * rounding(dtype)
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
 

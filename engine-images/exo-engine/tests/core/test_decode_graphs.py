@@ -20,7 +20,7 @@ from exo_engine.kernels.triton.code_kernels import multiply_codes
 from exo_engine.kernels.triton.launch import Launch
 from exo_engine.kernels.triton.matmul_kernels import multiply_rows
 from exo_engine.kernels.uploads import to_device
-from exo_engine.layers import embedding, latent, rms_norm
+from exo_engine.layers import delta_net, embedding, latent, mlp, rms_norm
 from exo_engine.sampling import draws
 from exo_engine.weight_formats import formats_made_at_load, fp8, int4, int8, plain
 
@@ -166,7 +166,7 @@ def test_experts_in_one_launch_ask_nobody_how_many_rows_each_has(
     gpu, tiny_model, monkeypatch, family, quantization, *, is_fixed
 ):
     """Prompts and single tokens; of these a graph repeats the same launches whatever experts are chosen."""
-    for module in (embedding, latent, rms_norm):
+    for module in (delta_net, embedding, latent, mlp, rms_norm):
         monkeypatch.setattr(module, "is_for_triton", lambda device: is_fixed)
     # Outside of tiles of one size these are multiplied by PyTorch, which has no such product of float32.
     monkeypatch.setattr(fp8, "_scaled_product", lambda codes, weight, *_: torch.zeros(len(codes), len(weight)))  # fmt: skip
@@ -353,7 +353,7 @@ def modules_of_steps(
 ) -> dict[str, Path]:
     """Every module of which anything runs in a step, up to its result, found by running steps."""
     asked = [("llama", None), *OF_EXPERTS]
-    for module in (embedding, latent, rms_norm):
+    for module in (delta_net, embedding, latent, mlp, rms_norm):
         monkeypatch.setattr(module, "is_for_triton", lambda device: True)
     engines = [
         make(tiny_model(family), quantization=name, batch_invariant=family != "llama")

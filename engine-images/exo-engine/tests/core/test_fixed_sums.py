@@ -9,8 +9,8 @@ import torch
 from exo_engine.core import loading
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.triton import attention as launching
-from exo_engine.kernels.triton.fixed import normalise
-from exo_engine.layers import embedding, latent, rms_norm
+from exo_engine.kernels.triton.pointwise import normalise
+from exo_engine.layers import delta_net, embedding, latent, mlp, rms_norm
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import fp8, int4, int8, plain
@@ -21,7 +21,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "attention_backend": "triton", "
 @pytest.fixture(autouse=True)
 def gpu(dots_in_one_order, monkeypatch):
     """Have every layer take the kernels of a GPU, and contexts of a few tokens be split."""
-    for module in (embedding, latent, rms_norm, fp8, int4, int8, plain):
+    for module in (delta_net, embedding, latent, mlp, rms_norm, fp8, int4, int8, plain):
         monkeypatch.setattr(module, "is_for_triton", lambda device: True)
     monkeypatch.setattr(launching, "FIXED_SEGMENT", 16)
     # PyTorch on a CPU computes what is left behind whole vectors otherwise; a GPU, each number alike.
@@ -134,7 +134,8 @@ def test_bits_are_the_same_under_random_schedules(
 
 
 def test_what_depends_on_the_batch_is_refused_by_name(tiny_model, monkeypatch):
-    monkeypatch.setattr(rms_norm, "is_for_triton", lambda device: False)
+    for module in (delta_net, rms_norm):
+        monkeypatch.setattr(module, "is_for_triton", lambda device: False)
     with pytest.raises(ConfigurationError, match="one order of sums for RMSNorm, _Weights"):
         run(tiny_model("qwen3.5").path, [[1]], 1)
 

@@ -27,7 +27,7 @@ from exo_engine.attention.triton import TritonAttention
 from exo_engine.kernels import compilations
 from exo_engine.kernels.compilations import Compilations
 from exo_engine.kernels.triton.launch import Launch
-from exo_engine.layers import embedding, latent, rms_norm
+from exo_engine.layers import delta_net, embedding, latent, mlp, rms_norm
 from exo_engine.weight_formats import fp8, int4, int8, plain
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -119,7 +119,7 @@ def test_mixed_steps_compile_nothing(compiler, tiny_model, monkeypatch, family, 
     own = Compilations()
     own.watch(compiler)
     monkeypatch.setattr(compilations, "OWN", own)
-    for module in (fp8, int4, int8, plain, embedding, latent, rms_norm):
+    for module in (fp8, int4, int8, plain, delta_net, embedding, latent, mlp, rms_norm):
         monkeypatch.setattr(module, "is_for_triton", lambda device: True)
     llm = LLM(
         tiny_model(family).path,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.layers.rms_norm import RMSNorm, keeps_bits, normalise
+from exo_engine.layers.rms_norm import RMSNorm, normalise
 from exo_engine.layers.rope import rotate
 from exo_engine.weight_formats.base import Stored
 
@@ -77,7 +77,6 @@ class Attention:
         if has_values:
             self._split.append(num_kv)
         self._value_norm_eps = value_norm_eps
-        self._is_fixed = keeps_bits(context)
         self._is_plain = has_values and num_kv > 0 and value_norm_eps is None and not has_gate
         self._has_gate = has_gate
         self._sinks = sinks
@@ -122,7 +121,7 @@ class Attention:
         queries, keys, *rest = torch.split(heads, self._split, dim=1)
         values = rest[0] if rest else keys
         if self._value_norm_eps is not None:
-            values = normalise(values, None, self._value_norm_eps, is_fixed=self._is_fixed)
+            values = normalise(values, None, self._value_norm_eps)
         if self._key_norm is not None:
             keys = self._key_norm(keys)
         gates = None

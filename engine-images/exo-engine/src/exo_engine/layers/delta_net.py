@@ -18,9 +18,9 @@ from torch import Tensor
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
-from exo_engine.layers.rms_norm import keeps_bits, normalise
+from exo_engine.layers.rms_norm import normalise
 from exo_engine.models.spec import DeltaSpec
-from exo_engine.weight_formats.base import Stored
+from exo_engine.weight_formats.base import Stored, is_for_triton
 
 _CHUNK = 64
 
@@ -30,7 +30,7 @@ class _Weights(Layer):
 
     def __init__(self, context: Context, name: str, spec: DeltaSpec) -> None:
         super().__init__(context)
-        self.keeps_bits = keeps_bits(context)
+        self.keeps_bits = context.is_fixed and is_for_triton(context.device)
         heads = spec.num_value_heads
         shapes = {
             "conv1d.weight": (spec.channels, 1, spec.kernel_size),
@@ -131,7 +131,7 @@ class GatedDeltaNet:
                 now = (each[tokens] for each in pairs)
                 result[tokens], moved[row] = _many_tokens(matrices[row][0], *now)
         states.write(self._index, torch.cat((new_convs.flatten(1), moved.flatten(1)), dim=1))
-        normed = normalise(result, None, self._eps, is_fixed=self._weights.keeps_bits)
+        normed = normalise(result, None, self._eps)
         normed = normed.to(hidden.dtype)
         gate = F.silu(outer_gate.float()).view_as(result)
         gated = (tensors["norm.weight"] * normed).float() * gate

@@ -14,6 +14,7 @@ from exo_engine.kernels.pointwise import silu_and_multiply
 from exo_engine.layers.base import Context
 from exo_engine.layers.linear import Linear
 from exo_engine.models.spec import Activation, ClampSpec
+from exo_engine.weight_formats.base import is_for_triton
 
 
 class GatedMLP:
@@ -64,5 +65,9 @@ def gate(
         return (values + 1) * gates * torch.sigmoid(clamp.alpha * gates)
     if kernels is not None and activation == "silu":
         return silu_and_multiply(kernels, merged)
+    if is_for_triton(merged.device):
+        from exo_engine.kernels.triton import pointwise
+
+        return pointwise.gate(merged, is_silu=activation == "silu")
     gates, values = merged.chunk(2, dim=-1)
     return (F.silu(gates) if activation == "silu" else F.gelu(gates, approximate="tanh")) * values

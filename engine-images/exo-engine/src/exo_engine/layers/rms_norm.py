@@ -10,17 +10,12 @@ from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Stored, is_for_triton
 
 
-def keeps_bits(context: Context) -> bool:
-    """Return whether norms made with this give a row the same bits whatever rows are beside it, on a GPU."""
-    return context.is_fixed and is_for_triton(context.device)
+def normalise(states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return states (..., E) normalised, times weight (E,) if there is one."""
+    if is_for_triton(states.device):
+        from exo_engine.kernels.triton import pointwise
 
-
-def normalise(states: Tensor, weight: Tensor | None, eps: float, *, is_fixed: bool) -> Tensor:
-    """Return states (..., E) normalised, times weight (E,) if there is one; `is_fixed`: see `keeps_bits`."""
-    if is_fixed:
-        from exo_engine.kernels.triton import fixed
-
-        return fixed.normalise(states, weight, eps)
+        return pointwise.normalise(states, weight, eps)
     return F.rms_norm(states, states.shape[-1:], weight, eps)
 
 
@@ -43,12 +38,12 @@ class RMSNorm(Layer):
         self.weight = context.empty(size)
         self.eps = eps
         self._kernels = context.kernels
-        self.keeps_bits = keeps_bits(context)
+        self.keeps_bits = is_for_triton(context.device)
         self.slots[f"{name}.weight"] = Slot(Stored((size,)), self.weight.copy_)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return `states` (..., size), normalised."""
-        return normalise(states, self.weight, self.eps, is_fixed=self.keeps_bits)
+        return normalise(states, self.weight, self.eps)
 
     def add(self, states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return `states + update`, and that normalised; `states` may be overwritten.
@@ -59,8 +54,13 @@ class RMSNorm(Layer):
         """
         if self._kernels is not None:
             return states, add_and_normalise(self._kernels, states, update, self.weight, self.eps)
-        if update is not None:
-            states = states + update
+        if update is None:
+            return states, self(states)
+        if is_for_triton(states.device):
+            from exo_engine.kernels.triton import pointwise
+
+            return pointwise.add_and_normalise(states, update, self.weight, self.eps)
+        states = states + update
         return states, self(states)
 
     def finish(self) -> None:

@@ -22,7 +22,7 @@ SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
 SMALL_SHARED = ("sm_86", "sm_89", "sm_120")
 KINDS = {
     *("decode", "verify", "combine", "prefill", "store", "codes", "add", "numbers", "int8", "fp8"),
-    *("fixed", "grouped", "router", "heads", "encode", "norm", "states"),
+    *("fixed", "grouped", "router", "heads", "encode", "norm", "gate", "states"),
 }
 WITHOUT_FP8 = ("sm_80", "sm_86", "gfx942")
 """They have no products of e4m3: formats whose inputs become FP8, too, are refused there."""
@@ -37,7 +37,8 @@ BY_ROWS = {
     "numbers": {"packed"},
     "add": {"sums"},
     "encode": {"inputs"},
-    "norm": {"states", "weight"},
+    "norm": {"states", "updates", "weight"},
+    "gate": {"merged"},
     "states": {"mixed", "matrices"},
 }
 """Of each kind the tensors whose rows are read; the rest are a number here and there, as tables and scales."""
@@ -47,8 +48,9 @@ def rows_of(each: dict) -> set[str]:
     """Return which tensors a kernel reads by rows."""
     if each["kind"] == "grouped":
         return {"inputs", "packed" if "codes" in each["name"] else "weights"}
-    if "no weight" in each["name"]:
-        return {"states"}
+    if each["kind"] == "norm":
+        absent = {"weight": "no weight" in each["name"], "updates": "added to" not in each["name"]}
+        return {name for name in BY_ROWS["norm"] if not absent.get(name)}
     # Of latents the values are in the keys, and queries come turned.
     absent = {"values", *({"queries"} if each["kind"] == "store" else ())}
     return BY_ROWS[each["kind"]] - (absent if each["head_dim"] == 576 else set())

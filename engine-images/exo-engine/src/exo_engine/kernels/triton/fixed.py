@@ -1,22 +1,19 @@
-"""Products and norms whose bits for a row do not depend on the rows beside it, nor on how many there are.
+"""Products whose bits for a row do not depend on the rows beside it, nor on how many there are.
 
-Legend: T rows, H heads, K inputs, N outputs, E numbers of a row.
+Legend: T rows, H heads, K inputs, N outputs.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from exo_engine.kernels.triton import matmul
 from exo_engine.kernels.triton.head_kernels import multiply_rows_of_heads
-from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target, tile_of
-from exo_engine.kernels.triton.norm_kernels import normalise_rows
+from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target
 
 HEAD_ROWS = 64
 """Rows of a head's tile."""
 _HEAD_OUTPUTS = 128
-_WIDE = 4096
 
 
 def multiply(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,26 +63,3 @@ def plan_heads(inputs: Tensor, weights: Tensor, outputs: Tensor, target: Target)
     # On 10.0 Triton 3.6 gives 128 threads too few registers, and moves some to memory.
     warps = 8 if target.is_nvidia and target.capability // 10 == 10 else 4
     return Launch(multiply_rows_of_heads, grid, arguments, warps, stages, fuses=False)
-
-
-def normalise(states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Return states (..., E), each row divided by its root mean square, times weight (E,) if there is one."""
-    rows = states.reshape(-1, states.shape[-1]).contiguous()
-    outputs = torch.empty_like(rows)
-    plan_norm(rows, weight, eps, outputs).run()
-    return outputs.view(states.shape)
-
-
-def plan_norm(rows: Tensor, weight: Tensor | None, eps: float, outputs: Tensor) -> Launch:
-    """Return what normalises rows (T, E)."""
-    size = rows.shape[1]
-    arguments = {
-        "states": rows,
-        "weight": rows if weight is None else weight,
-        "outputs": outputs,
-        "eps": eps,
-        "HAS_WEIGHT": weight is not None,
-        "E": size,
-        "TILE": tile_of(size, 16),
-    }
-    return Launch(normalise_rows, (len(rows),), arguments, num_warps=8 if size > _WIDE else 4)
