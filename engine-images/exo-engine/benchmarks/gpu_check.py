@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from gpu_measured import result, tables
+from gpu.measured import result, tables
 
 EXIT_UNAVAILABLE = 69
 _REQUIRED = ("torch", "numpy", "safetensors", "triton", "exo_engine")

@@ -16,55 +16,35 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_equality import check_equality
-from gpu_matrices import check_matrices, time_matrices
-from gpu_products import check_products, time_products
-from gpu_variants import check_variants
+from gpu.equality import check_equality
+from gpu.matrices import check_matrices, time_matrices
+from gpu.products import check_products, time_products
+from gpu.setting import Setting
+from gpu.variants import check_variants
 from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
 
 Row = dict[str, Any]
 
 _STEP_TOKENS, _IDLE_TOKENS = 40, 24
 """Tokens that each sequence gets where steps are timed, and where idle time is."""
+_CHECKING_SECONDS = 55.0
+"""After which no other case of attention is begun."""
 _UNEVEN_STEPS = 3
 """The first ones of a batch, which are not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a part runs."""
-
-    device: torch.device
-    is_small: bool
-
-    def wait(self) -> None:
-        """Wait for what the device was told."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def seconds(self, work: Callable[[], object], *, times: int = 10) -> float:
-        """Return the median time of some work."""
-        found = []
-        for _ in range(times + 2):
-            self.wait()
-            begun = time.perf_counter()
-            work()
-            self.wait()
-            found.append(time.perf_counter() - begun)
-        return statistics.median(found[2:])
 
 
 def check_kernels(setting: Setting) -> Iterator[Row]:
     """Hold attention equal to float64 on random steps; fresh ones each time."""
     from attention_cases import random_case
 
-    first = random.SystemRandom().randrange(2**31)
+    first, begun = random.SystemRandom().randrange(2**31), time.monotonic()
     for seed in range(first, first + (2 if setting.is_small else 60)):
+        if time.monotonic() - begun > _CHECKING_SECONDS:
+            break  # most of it is compilation
         case = random_case(seed, setting.device)
         row: Row = {
             "check": "attention",

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 import triton
 from exo_engine.kernels.triton.launch import Target
-from gpu_launches import SHAPES, Shape, Work, all_works, decode, storing
-from gpu_matrices import matrix_works
-from gpu_measured import MOST_LOST, bounds, measured, missed
-from gpu_products import norm, product, product_works
+from gpu.launches import SHAPES, Shape, Work, all_works, decode, storing
+from gpu.matrices import matrix_works
+from gpu.measured import MOST_LOST, bounds, measured, missed
+from gpu.products import norm, product, product_works
 from offline_compiler import Compiled, compile_launch, compiled_key, settings, targets
 from random_models import GPU_SIZES, config_of
 

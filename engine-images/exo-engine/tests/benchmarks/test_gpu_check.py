@@ -27,9 +27,9 @@ from exo_engine.weight_formats import fp8
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
 import gpu_parts
-import gpu_variants
-from gpu_equality import compare
-from gpu_measured import measured
+from gpu import variants
+from gpu.equality import compare
+from gpu.measured import measured
 from gpu_parts import idle_share
 from random_models import FAMILIES, write_model
 
@@ -360,24 +360,24 @@ def test_idle_time_ends_where_sequences_are_never_computed_at_once(tmp_path):
 @pytest.mark.slow
 def test_sixteen_bits_are_told_from_a_wrong_key(tmp_path):
     """One token of each prompt is another one, as if its key and value were read elsewhere."""
-    prompts = gpu_variants.random_prompts(499, (17, 64, 130), seed=3)
+    prompts = variants.random_prompts(499, (17, 64, 130), seed=3)
     others = [list(prompt) for prompt in prompts]
     for prompt in others:
         prompt[len(prompt) // 2] = (prompt[len(prompt) // 2] + 1) % 499
     options = {"dtype": "bfloat16"}
     model = write_model(tmp_path, FAMILIES["llama"], seed=5)
     plain = {"attention_backend": "reference", **options}
-    expected = gpu_variants._generate(model, "cpu", prompts, plain)
+    expected = variants._generate(model, "cpu", prompts, plain)
     for asked, is_ok in ((prompts, True), (others, False)):
-        found = gpu_variants._generate(model, "cpu", asked, options)
-        assert gpu_variants.compare_sixteen_bits("bfloat16", expected, found)["ok"] is is_ok
+        found = variants._generate(model, "cpu", asked, options)
+        assert variants.compare_sixteen_bits("bfloat16", expected, found)["ok"] is is_ok
 
 
 @pytest.mark.slow
 def test_guesses_are_verified(tmp_path):
     model = write_model(tmp_path, FAMILIES["llama"], seed=5)
-    prompts = gpu_variants.random_prompts(499, (1, 17), seed=3)
-    rows = list(gpu_variants._compare_guesses(model, "cpu", prompts))
+    prompts = variants.random_prompts(499, (1, 17), seed=3)
+    rows = list(variants._compare_guesses(model, "cpu", prompts))
     assert [row["way"] for row in rows] == ["guesses", "guesses, penalties"]
     assert all(row["ok"] and row["tokens_at_once"] >= 3 for row in rows)
 

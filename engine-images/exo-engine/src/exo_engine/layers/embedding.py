@@ -43,14 +43,14 @@ class Embedding(Layer):
         return F.embedding(token_ids, self.weight)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return how well each token's row fits hidden states (N, E): (N, V) float32."""
+        """Return how well each token's row fits hidden states (N, E): (N, V), of their type or float32."""
         if self._packed is not None:
             return self._packed.multiply(hidden.contiguous(), dtype=torch.float32)
         if self.keeps_bits:
             from exo_engine.kernels.triton import fixed
 
-            return fixed.multiply(hidden, self.weight).float()
-        return F.linear(hidden, self.weight).float()
+            return fixed.multiply(hidden, self.weight)
+        return F.linear(hidden, self.weight)
 
     @property
     def num_bytes(self) -> int:

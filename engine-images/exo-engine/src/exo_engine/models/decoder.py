@@ -318,10 +318,11 @@ class Decoder:
                 self.note_layer()
         return self.final_norm.add(hidden, update)[1]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits (N, V) for hidden states (N, E)."""
-        logits, cap = self.head.project(hidden), self.spec.logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return float32 logits (N, V) for hidden states (N, E); in `out`, if it is given."""
+        found, cap = self.head.project(hidden), self.spec.logit_cap
+        logits = found.float() if out is None else out.copy_(found)
+        return logits if cap is None else torch.mul(torch.tanh(logits / cap), cap, out=out)
 
     @property
     def is_computed_by_kernels(self) -> bool:

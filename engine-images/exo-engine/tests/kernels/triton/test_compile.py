@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from gpu_measured import MOST_SPILLED, MOST_SPILLED_AMD, MOST_SPILLED_FLOAT32
+from gpu.measured import MOST_SPILLED, MOST_SPILLED_AMD, MOST_SPILLED_FLOAT32
 from offline_compiler import Compiled, load_widths, looped_instructions, targets
 
 ROOT = Path(__file__).parents[5]

@@ -234,7 +234,7 @@ class DecodeGraphs:
         token_ids = torch.where(is_unknown > 0, known, token_ids)
         self._attention.begin(self._layout(tokens_each, size, context_lens))
         hidden = self._decoder.forward(token_ids, positions, self._attention)
-        logits = self._logits[:num_tokens].copy_(self._decoder.logits(hidden))
+        logits = self._decoder.logits(hidden, self._logits[:num_tokens])
         values, tokens = logits.max(dim=-1)
         self._chosen.index_copy_(0, owners, tokens[tokens_each - 1 :: tokens_each].int())
         return tokens, torch.isfinite(values), owners

@@ -108,8 +108,8 @@ def choose_tiles(
     needs_threads = width > 256 or is_small
     if is_fixed:  # keys of the next segment would be counted twice
         keys = min(keys, FIXED_SEGMENT, 32 if is_small else keys)
-    # With two stages Triton 3.6 gives these 128 registers for 10.0, and moves two of them to memory.
-    is_tight = is_scaled and width <= 128 and target.is_nvidia and target.capability // 10 == 10
+    # With two stages Triton gives these 128 registers for 10.0, and moves some of them to memory.
+    is_tight = is_scaled and width <= 256 and target.is_nvidia and target.capability // 10 == 10
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
     programs = layer.num_kv_heads
     segments = (
@@ -301,8 +301,7 @@ def plan_attention(
         "M": tiles.rows,
         "HAS_CAP": layer.soft_cap is not None,
         "STORED": pages.stored,
-        # Triton 3.6 asks for an instruction that 8.9 has not, where these become bfloat16.
-        "HAS_E4M3": target.has_e4m3 and target.capability != 89,
+        "HAS_E4M3": target.has_e4m3,
         "IS_UNIFORM": is_uniform,
         "IS_INTERPRETED": IS_INTERPRETED,
     }

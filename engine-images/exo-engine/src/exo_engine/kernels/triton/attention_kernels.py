@@ -4,7 +4,10 @@ A program has a tile of rows, which are the query heads of one key/value head fo
 and goes over the keys that they see, tile by tile, with a running maximum and sum (Milakov and
 Gimelshein 2018; Dao 2022). Where contexts are split, each program has one segment and `combine_segments`
 puts them together. Tiles begin at multiples of their size, so what is in one depends on the
-position alone. Scores are in base 2.
+position alone. Scores are in base 2. Most tiles are seen by all rows as a whole, and nothing of them is left out by comparing.
+
+FP8 becomes float16 where the hardware converts it, which takes half of the instructions that bfloat16 takes. Queries
+are divided by a power of two for it, and weights by the largest scale of a tile, so that neither leaves its range.
 
 Legend: T tokens, S sequences, H heads, G query heads per key/value head, D head dim, P pages, B tokens
 of a page, M rows of a tile, N keys of a tile, C segments. A page is (Hkv, B, D) numbers, and where these
@@ -113,7 +116,11 @@ def attend_pages(
         kv_head = head_tile if KV_HEADS > 1 else 0
         in_page = kv_head * (PAGE * DIM)
         scales_in_page = (KV_HEADS * PAGE * (DIM + TAIL)) // 4 + kv_head * PAGE
-        number_type: tl.constexpr = queries.dtype.element_ty
+        number_type: tl.constexpr = _type_of_numbers(queries.dtype.element_ty, STORED, HAS_E4M3)
+        own, own_tail, row_scales = _as_operands(own, own_tail, scale, number_type, TAIL)
+        last = tl.minimum(context, context - num_queries + first_token + TOKENS) - 1
+        whole_from = tl.maximum(begin, _first_seen(last, WINDOW, CHUNK))
+        whole_to = context - num_queries + first_token + 1
 
         maxima = tl.full((M,), float("-inf"), tl.float32)
         sums = tl.zeros((M,), tl.float32)
@@ -123,18 +130,20 @@ def attend_pages(
             stop = origin + (segment + 1) * length
             maxima, sums, totals = _attend_segment(
                 own, own_tail, maxima, sums, totals, origin + segment * length, tl.minimum(stop, end),
-                begin, end, positions, seen_from, table, keys, values, key_scales, value_scales,
-                in_page, scales_in_page, page_stride, scale_stride, scale, soft_cap,
-                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
+                begin, end, whole_from, whole_to, positions, seen_from, table, keys, values, key_scales, value_scales,
+                in_page, scales_in_page, page_stride, scale_stride, row_scales, soft_cap,
+                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, HAS_E4M3,
+                IS_INTERPRETED,
             )  # fmt: skip
         else:  # all segments, one after the other, as `combine_segments` puts them together
             for start in range(origin, end, SEGMENT):
                 new_maxima, new_sums, new_totals = _attend_segment(
                     own, own_tail, tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32),
                     tl.zeros((M, DIM_TILE), tl.float32), start, tl.minimum(start + SEGMENT, end),
-                    begin, end, positions, seen_from, table, keys, values, key_scales, value_scales,
-                    in_page, scales_in_page, page_stride, scale_stride, scale, soft_cap,
-                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
+                    begin, end, whole_from, whole_to, positions, seen_from, table, keys, values, key_scales, value_scales,
+                    in_page, scales_in_page, page_stride, scale_stride, row_scales, soft_cap,
+                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, HAS_E4M3,
+                    IS_INTERPRETED,
                 )  # fmt: skip
                 maxima, before, after = _weigh(maxima, new_maxima)
                 sums = sums * before + new_sums * after
@@ -154,7 +163,9 @@ def attend_pages(
                 totals = totals * before[:, None]
             sums = tl.where(sums == 0, 1.0, sums)  # what fills a batch up has no keys
             place = (places * HEADS + heads)[:, None] * DIM + dims[None, :]
-            tl.store(output + place, (totals / sums[:, None]).to(number_type), mask=is_number)
+            tl.store(
+                output + place, (totals / sums[:, None]).to(output.dtype.element_ty), mask=is_number
+            )
 
 
 @triton.jit(do_not_specialize_on_alignment=["context_lens"])
@@ -229,53 +240,152 @@ def combine_segments(
 
 @triton.jit
 def _attend_segment(
+    own, own_tail, maxima, sums, totals, start, stop, begin, end, whole_from, whole_to, positions, seen_from,
+    table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
+    row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    IS_BOUNDED: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, HAS_E4M3: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Go over the keys [start, stop), of which those in [begin, end) may be read.
+
+    All rows see all keys of [whole_from, whole_to).
+    """
+    whole_start = start
+    if IS_BOUNDED:
+        whole_start = tl.minimum(tl.maximum(tl.cdiv(whole_from, N) * N, start), stop)
+        maxima, sums, totals = _attend_tiles(
+            own, own_tail, maxima, sums, totals, start, whole_start, begin, end, positions, seen_from,
+            table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
+            row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, HAS_E4M3,
+            IS_INTERPRETED,
+        )  # fmt: skip
+    whole_stop = tl.maximum(tl.minimum(whole_to, stop) // N * N, whole_start)
+    maxima, sums, totals = _attend_tiles(
+        own, own_tail, maxima, sums, totals, whole_start, whole_stop, begin, end, positions, seen_from,
+        table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
+        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, True, HAS_CAP, STORED, HAS_E4M3,
+        IS_INTERPRETED,
+    )  # fmt: skip
+    return _attend_tiles(
+        own, own_tail, maxima, sums, totals, whole_stop, stop, begin, end, positions, seen_from,
+        table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
+        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, HAS_E4M3,
+        IS_INTERPRETED,
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend_tiles(
     own, own_tail, maxima, sums, totals, start, stop, begin, end, positions, seen_from,
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-    scale, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
-    TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HAS_CAP: tl.constexpr,
-    STORED: tl.constexpr, HAS_E4M3: tl.constexpr, IS_INTERPRETED: tl.constexpr,
+    row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    IS_WHOLE: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, HAS_E4M3: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Go over the keys [start, stop), of which those in [begin, end) may be read."""
+    """Go over tiles of the keys [start, stop); `IS_WHOLE`: all of them may be read, and are seen by all rows."""
     dims = tl.arange(0, DIM_TILE)
-    is_dim = dims < DIM
+    tails = tl.arange(0, TAIL_TILE)
     for first in range(start, stop, N):
         places = first + tl.arange(0, N)
         is_held = (places >= begin) & (places < end)
-        pages = tl.load(table + places // PAGE, mask=is_held, other=0).to(tl.int64)
+        if IS_WHOLE:
+            pages = tl.load(table + places // PAGE).to(tl.int64)
+        else:
+            pages = tl.load(table + places // PAGE, mask=is_held, other=0).to(tl.int64)
         rows = pages * page_stride + in_page + (places % PAGE) * (DIM + TAIL)
         scale_rows = pages * scale_stride + scales_in_page + places % PAGE
-        is_number = is_held[:, None] & is_dim[None, :]
         offsets = rows[:, None] + dims[None, :]
-        stored = tl.load(keys + offsets, mask=is_number, other=0)
+        stored = _load_rows(keys + offsets, is_held, dims, DIM, DIM_TILE, IS_WHOLE)
         numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
         scores = tl.zeros((M, N), tl.float32)
         scores = multiply(own, tl.trans(numbers), scores, IS_INTERPRETED)
         if TAIL > 0:
-            tails = tl.arange(0, TAIL_TILE)
-            is_tail = is_held[:, None] & (tails < TAIL)[None, :]
-            stored = tl.load(keys + rows[:, None] + (DIM + tails)[None, :], mask=is_tail, other=0)
+            of_tails = keys + rows[:, None] + (DIM + tails)[None, :]
+            stored = _load_rows(of_tails, is_held, tails, TAIL, TAIL_TILE, IS_WHOLE)
             key_tails = _as_numbers(stored, number_type, STORED, HAS_E4M3)
             scores = multiply(own_tail, tl.trans(key_tails), scores, IS_INTERPRETED)
-        scores = scores * scale
+        scores = scores * row_scales
         if STORED != "plain":
-            scores = scores * tl.load(key_scales + scale_rows, mask=is_held, other=0.0)[None, :]
+            scores = scores * _load_scales(key_scales + scale_rows, is_held, IS_WHOLE)[None, :]
         if HAS_CAP:  # tanh(x) = 1 - 2 / (1 + exp(2 x))
             turned = tl.exp2(scores * (2 * LOG2_E / soft_cap))
             scores = soft_cap * (1 - 2 / (1 + turned))
-        is_seen = (places[None, :] <= positions[:, None]) & (places[None, :] >= seen_from[:, None])
-        scores = tl.where(is_seen & is_held[None, :], scores * LOG2_E, float("-inf"))
+        scores = scores * LOG2_E
+        if not IS_WHOLE:
+            is_seen = (places[None, :] <= positions[:, None]) & (
+                places[None, :] >= seen_from[:, None]
+            )
+            scores = tl.where(is_seen & is_held[None, :], scores, float("-inf"))
         maxima, before, _ = _weigh(maxima, tl.max(scores, axis=1))
         # A row that has seen nothing yet has no maximum.
         weights = tl.exp2(scores - tl.where(maxima == float("-inf"), 0.0, maxima)[:, None])
         sums = sums * before + tl.sum(weights, axis=1)
         totals = totals * before[:, None]
-        if STORED != "plain":
-            weights = weights * tl.load(value_scales + scale_rows, mask=is_held, other=0.0)[None, :]
         if TAIL == 0:
-            stored = tl.load(values + offsets, mask=is_number, other=0)
+            stored = _load_rows(values + offsets, is_held, dims, DIM, DIM_TILE, IS_WHOLE)
             numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
-        totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
+        if STORED == "plain":
+            totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
+        else:
+            factors = _load_scales(value_scales + scale_rows, is_held, IS_WHOLE)
+            if number_type == tl.float16:
+                largest = tl.max(factors, axis=0)
+                weights = weights * (factors * (1.0 / largest))[None, :]
+                found = tl.zeros((M, DIM_TILE), tl.float32)
+                found = multiply(weights.to(number_type), numbers, found, IS_INTERPRETED)
+                totals += found * largest
+            else:
+                weights = weights * factors[None, :]
+                totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
     return maxima, sums, totals
+
+
+@triton.jit
+def _load_rows(
+    pointers, is_held, dims, DIM: tl.constexpr, DIM_TILE: tl.constexpr, IS_WHOLE: tl.constexpr
+):
+    """Load rows (N, DIM_TILE); what lies behind DIM, and in rows that may not be read, is 0."""
+    if IS_WHOLE:
+        if DIM == DIM_TILE:
+            found = tl.load(pointers)
+        else:
+            found = tl.load(pointers, mask=(dims < DIM)[None, :], other=0)
+    else:
+        found = tl.load(pointers, mask=is_held[:, None] & (dims < DIM)[None, :], other=0)
+    return found
+
+
+@triton.jit
+def _load_scales(pointers, is_held, IS_WHOLE: tl.constexpr):
+    if IS_WHOLE:
+        found = tl.load(pointers)
+    else:
+        found = tl.load(pointers, mask=is_held, other=0.0)
+    return found
+
+
+@triton.jit
+def _as_operands(own, own_tail, scale, number_type: tl.constexpr, TAIL: tl.constexpr):
+    """Return queries as what keys are multiplied with, and what scores (M, N) are to be multiplied by.
+
+    Where they become float16 each row is divided by the power of two below its largest number.
+    """
+    if own.dtype == number_type:
+        row_scales = scale
+    else:
+        largest = tl.max(tl.abs(own.to(tl.float32)), axis=1)
+        if TAIL > 0:
+            largest = tl.maximum(largest, tl.max(tl.abs(own_tail.to(tl.float32)), axis=1))
+        exponents = (largest.to(tl.uint32, bitcast=True) >> 23).to(tl.int32) & 0xFF
+        exponents = tl.minimum(tl.maximum(exponents, 1), 253)
+        power = (exponents << 23).to(tl.float32, bitcast=True)[:, None]
+        inverse = ((254 - exponents) << 23).to(tl.float32, bitcast=True)[:, None]
+        own = (own.to(tl.float32) * inverse).to(number_type)
+        own_tail = (own_tail.to(tl.float32) * inverse).to(number_type)
+        row_scales = power * scale
+    return own, own_tail, row_scales
 
 
 @triton.jit
@@ -285,6 +395,12 @@ def _segments(begin, end, N: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.c
         return begin // SEGMENT * SEGMENT, SEGMENT
     origin = begin // N * N
     return origin, tl.maximum(tl.cdiv(end - origin, SEGMENTS * N), 1) * N
+
+
+@triton.constexpr_function
+def _type_of_numbers(own, stored, has_e4m3):
+    """Return the type in which queries of type `own` are multiplied by keys."""
+    return tl.float16 if own == tl.bfloat16 and stored == "e4m3" and has_e4m3 else own
 
 
 @triton.jit

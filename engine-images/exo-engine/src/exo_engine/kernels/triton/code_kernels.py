@@ -24,10 +24,12 @@ _FLOAT16_ONES = tl.constexpr(0x6400)
 def _numbers_of(codes, zeros, dtype: tl.constexpr, is_interpreted: tl.constexpr):
     """Turn codes of 4 bits less their zeros into numbers of `dtype`, which has all of them exactly."""
     if is_interpreted or dtype == tl.float32:
-        return (codes.to(tl.float32) - zeros.to(tl.float32)).to(dtype)
-    ones: tl.constexpr = _BFLOAT16_ONES if dtype == tl.bfloat16 else _FLOAT16_ONES
-    numbers = (codes.to(tl.uint16) | ones).to(dtype, bitcast=True)
-    return numbers - (zeros.to(tl.uint16) | ones).to(dtype, bitcast=True)
+        numbers = (codes.to(tl.float32) - zeros.to(tl.float32)).to(dtype)
+    else:
+        ones: tl.constexpr = _BFLOAT16_ONES if dtype == tl.bfloat16 else _FLOAT16_ONES
+        numbers = (codes.to(tl.uint16) | ones).to(dtype, bitcast=True)
+        numbers -= (zeros.to(tl.uint16) | ones).to(dtype, bitcast=True)
+    return numbers
 
 
 @triton.jit

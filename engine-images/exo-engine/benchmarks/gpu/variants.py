@@ -1,6 +1,6 @@
 """The engine on a device in the settings that people use: 16 bits, small caches and weights, guesses, other layers.
 
-`gpu_equality.py` holds float32 equal to the CPU. Here, the most valuable first, with as few tokens as tell:
+`equality.py` holds float32 equal to the CPU. Here, the most valuable first, with as few tokens as tell:
 
 * bfloat16, and caches of FP8 and INT8, against attention in plain PyTorch on the same device, which is given the same
   numbers to store. Two orders of sums in bfloat16 are compared, so tokens may part where two are about as likely.
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_equality import compare, random_prompts
+from gpu.equality import compare, random_prompts
 
 _NUM_TOKENS = 20
 _PROMPT_LENGTHS = (1, 17, 64, 130)

@@ -14,9 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from exo_engine.kernels.quantized import QuantizedMatrix
 from exo_engine.kernels.triton import codes
 from exo_engine.kernels.triton.launch import Launch, Target
-from gpu_launches import META, Work
-from gpu_products import CHOSEN, EXPERT, EXPERTS, experts_chosen
 from product_cases import CodesCase, random_codes_case, random_grouped_codes_case
+
+from gpu.launches import META, Work
+from gpu.products import CHOSEN, EXPERT, EXPERTS, experts_chosen
 
 ROWS = (1, 32, 128)
 SHAPES = ((28672, 4096), (4096, 14336))

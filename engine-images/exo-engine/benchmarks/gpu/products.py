@@ -16,7 +16,6 @@ import torch.nn.functional as F  # noqa: N812
 from exo_engine.kernels.triton import fixed, matmul, pointwise, states
 from exo_engine.kernels.triton.launch import Launch, Target
 from exo_engine.weight_formats.fp8 import why_not_scaled
-from gpu_launches import META, Work
 from product_cases import (
     ProductCase,
     check_bits,
@@ -28,6 +27,8 @@ from product_cases import (
     fp8_kinds,
     random_product_case,
 )
+
+from gpu.launches import META, Work
 
 ROWS = (1, 32, 128)
 FIXED_ROWS = (1, 32, 256, 2048)
