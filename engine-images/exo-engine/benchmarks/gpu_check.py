@@ -2,10 +2,11 @@
 
 It needs torch, numpy, safetensors and Triton, a CUDA device, and nothing from the network: models are random
 and made on the device. The device is named (`gpu_probe.py`), and each part run (`gpu_parts.py`), in a process
-with a time limit of its own, the most valuable first: attention against float64, what the device can do, products
-with FP8 and 4-bit codes, the shape of Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against
-itself on the CPU, its settings (16 bits, small caches and weights, guesses), the shape of Qwen3 0.6B,
-`transformers`. After each, what is known is written to --output; the tables at the end are those of the page.
+with a time limit of its own. First, side by side, what takes no times: attention against float64, the engine against
+itself on the CPU, its settings (16 bits, small caches and weights, guesses). Then one after the other, the most valuable
+first: what the device can do, products with FP8 and 4-bit codes, the shape of Llama 3.1 8B, plain, in FP8 (and its
+cache), in INT4 and with fixed sums, that of Qwen3 0.6B, `transformers`. After each, what is known is written to --output;
+the tables at the end are those of the page.
 
     make gpu-check OUTPUT=docs/benchmarks/gpu.json           on a machine with a GPU
     make gpu-check ARGS="--device cpu --small"               try the script itself; ends within 100 minutes
@@ -25,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -35,25 +38,28 @@ EXIT_UNAVAILABLE = 69
 _REQUIRED = ("torch", "numpy", "safetensors", "triton", "exo_engine")
 _PARTS = {
     "kernels": 80,
+    "equality": 110,
+    "variants": 90,
     "limits": 20,
     "matrices": 60,
     "llama-3.1-8b": 105,
-    "llama-3.1-8b-fp8": 55,
-    "llama-3.1-8b-int4": 55,
-    "equality": 80,
-    "variants": 60,
-    "qwen3-0.6b": 50,
-    "llama-3.1-8b-batch-invariant": 45,
-    "transformers": 40,
+    "llama-3.1-8b-fp8": 60,
+    "qwen3-0.6b": 60,
+    "llama-3.1-8b-batch-invariant": 50,
+    "transformers": 60,
+    "llama-3.1-8b-int4": 60,
 }
 """Seconds that each part may take, if so many are left of those for all: few parts take theirs, and the last ones are
 worth the least."""
+_SIDE_BY_SIDE = ("kernels", "equality", "variants")
+"""Parts that take no times, and wait most of theirs for a compiler."""
 _PROBE_SECONDS = 60
 """For naming the device: what imports torch from a cold disk, and starts a driver."""
 _SECONDS = 590.0
 """For all, the device's name included; ten minutes with what ends a process that hangs in a driver."""
 _CPU_PATIENCE = 10.0
 """Multiplies all of these on a CPU, whose kernels are interpreted; a GPU's limits are its own."""
+_RUNNING: list[subprocess.Popen[bytes]] = []
 _SCRIPT, _PROBE = (Path(__file__).with_name(f"gpu_{name}.py") for name in ("parts", "probe"))
 
 
@@ -61,7 +67,7 @@ def main() -> int:
     """Run all parts and return the exit status."""
     started = time.monotonic()
     arguments = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part, too
+    signal.signal(signal.SIGTERM, lambda *_: _end_all())
     report: dict[str, Any] = {"environment": {"device": arguments.device}, "parts": {}}
     has_figures = arguments.output.exists()
     if not has_figures:
@@ -78,11 +84,10 @@ def main() -> int:
     print(json.dumps(report["environment"]))
     told = f"{arguments.patience:g} times its seconds, all parts {arguments.time_limit_seconds:g} s"
     print(f"each part may take {told}", flush=True)
-    for part in arguments.parts or _PARTS:
-        left = arguments.time_limit_seconds - (time.monotonic() - started)
-        report["parts"][part] = _run(part, arguments, min(_PARTS[part] * arguments.patience, left))
+    for part, found in _run_all(list(arguments.parts or _PARTS), arguments, started):
+        report["parts"][part] = found
         report["wall_seconds"] = round(time.monotonic() - started, 1)
-        _print_part(part, report["parts"][part])
+        _print_part(part, found)
         _write(report, arguments.output)
     _add_shares(report["parts"])
     _write(report, arguments.output)
@@ -138,6 +143,22 @@ def _probe(arguments: argparse.Namespace) -> dict[str, Any]:
     return _rows(text)[-1]
 
 
+def _run_all(
+    parts: list[str], arguments: argparse.Namespace, started: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run parts, and yield each one's name and what it found when it has ended."""
+
+    def run(part: str) -> tuple[str, dict[str, Any]]:
+        left = arguments.time_limit_seconds - (time.monotonic() - started)
+        return part, _run(part, arguments, min(_PARTS[part] * arguments.patience, left))
+
+    with ThreadPoolExecutor(max(1, min(len(_SIDE_BY_SIDE), (os.cpu_count() or 1) // 2))) as pool:
+        together = [pool.submit(run, part) for part in parts if part in _SIDE_BY_SIDE]
+        for future in as_completed(together):
+            yield future.result()
+    yield from (run(part) for part in parts if part not in _SIDE_BY_SIDE)
+
+
 def _run(part: str, arguments: argparse.Namespace, limit: float) -> dict[str, Any]:
     """Run one part in a process of its own; what it has printed counts whatever became of it."""
     if limit <= 0:
@@ -173,6 +194,7 @@ def _call(
             env=environment,
             start_new_session=True,
         )
+        _RUNNING.append(process)
         try:
             code = process.wait(timeout=limit)
             problem = f"ended with {code}: {_read(errors).strip()[-1500:]}" if code else None
@@ -180,7 +202,15 @@ def _call(
             problem = f"was stopped after its {limit:.0f} s"
         finally:
             _kill_session(process)
+            _RUNNING.remove(process)
         return problem, _read(output)
+
+
+def _end_all() -> None:
+    """End all parts that run, and then this process."""
+    for process in _RUNNING:
+        _kill_session(process)
+    os._exit(128 + signal.SIGTERM)  # threads would wait to be joined
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
