@@ -29,7 +29,7 @@ from exo_engine.kernels.triton.launch import Target
 from gpu.launches import SHAPES, Shape, Work, all_works, decode, storing
 from gpu.matrices import matrix_works
 from gpu.measured import MOST_LOST, bounds, measured, missed
-from gpu.products import norm, product, product_works
+from gpu.products import gating, norm, product, product_works
 from offline_compiler import Compiled, compile_launch, compiled_key, settings, targets
 from random_models import GPU_SIZES, config_of
 
@@ -241,7 +241,7 @@ class Step:
     plain_us: float
     fixed_us: float
     added_us: Mapping[str, float]
-    """What products, attention and norms add."""
+    """What products and attention add."""
 
     @property
     def lost(self) -> float:
@@ -261,8 +261,7 @@ def reckon_step(
 ) -> Step:
     """Reckon one step: all layers, the last norm and the logits.
 
-    Without fixed sums products by one matrix are PyTorch's, and are taken at the roofline; so are its norms, and what
-    is the same in both: adding, the gate of an MLP. Drawing tokens is left out.
+    Without fixed sums products by one matrix are taken at the roofline. Drawing tokens is left out.
 
     Args:
         card: that it runs on.
@@ -303,7 +302,6 @@ def reckon_step(
             for (n, k), count in matrices.items()
         ),
         "attention": layers * seconds(decode(heads, "bfloat16", batch, _CONTEXT, target)),
-        "norms": (2 * layers + 1) * at_roofline(4.0 * batch * hidden),
     }
     fixed = {
         "products": sum(
@@ -312,12 +310,10 @@ def reckon_step(
         ),
         "attention": layers
         * seconds(decode(heads, "bfloat16", batch, _CONTEXT, target, is_fixed=True)),
-        "norms": (2 * layers + 1) * seconds([norm(batch, hidden)]),
     }
-    same = layers * (
-        seconds([storing(heads, "bfloat16", batch)])
-        + 2 * at_roofline(6.0 * batch * hidden)
-        + at_roofline(6.0 * batch * inner)
+    same = (2 * layers + 1) * seconds([norm(batch, hidden, target, has_updates=True)])
+    same += layers * seconds(
+        [storing(heads, "bfloat16", batch, target), gating(batch, inner, target)]
     )
     added = {name: fixed[name] - plain[name] for name in plain}
     return Step(
@@ -332,15 +328,15 @@ def steps_table(steps: Iterable[Step]) -> list[str]:
         _STEPS_TITLE,
         "",
         f"Steps of single tokens with {_CONTEXT:,} tokens of context each, bfloat16, summed over all layers, the last norm and the logits; "
-        "times in microseconds. Products of PyTorch's library and its norms are taken at the roofline, as nobody could be faster, and",
+        "times in microseconds. Without fixed sums products are taken at the roofline, as nobody could be faster, and",
         "those in tiles of one size as the tables below have them. Sums are cut where a matrix has too few tiles of outputs for the "
         "processors; to add the parts up is a launch of its own for few rows, as it is counted here.",
         "",
-        "| card | model | sequences | plain | batch-invariant | of which products | attention | norms | lost, % | aim, % |",
-        f"|{' --- |' * 10}",
+        "| card | model | sequences | plain | batch-invariant | of which products | attention | lost, % | aim, % |",
+        f"|{' --- |' * 9}",
         *(
             f"| {s.card} | {s.model} | {s.sequences} | {s.plain_us:,.0f} | {s.fixed_us:,.0f} | "
-            + " | ".join(f"{s.added_us[name]:+,.0f}" for name in ("products", "attention", "norms"))
+            + " | ".join(f"{s.added_us[name]:+,.0f}" for name in ("products", "attention"))
             + f" | {100 * s.lost:.0f} | ≤ {100 * MOST_LOST:.0f} |"
             for s in steps
         ),
@@ -359,7 +355,10 @@ def page(
         report: what `gpu_check.py` measured; None: nothing was. Neither is mixed with the other.
         steps: what was reckoned of whole steps.
     """
-    head = "**Reckoned, nothing was measured.** No GPU has run these kernels yet. They pass"
+    head = (
+        "**Reckoned: nothing on this page was measured.** `make gpu-check` as a whole has run on no GPU yet; parts of it have, on an H200 "
+        "([the first runs](gpu-first-run.md)), which refuted the times that instructions bind. The kernels pass"
+    )
     if report is not None:
         head = "**Reckoned, not measured: all tables from here on.** The kernels pass"
     lines = [

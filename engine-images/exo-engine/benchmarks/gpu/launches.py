@@ -99,14 +99,14 @@ def all_works(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Wo
                 yield from decode(shape, kv, 32, 1024, target, tokens=4)
             yield _prefill(shape, kv, 2048, target)
             if shape.dim != 256 or shapes is SHAPES:  # nothing that heads of 128 do not have
-                yield storing(shape, kv, 256)
+                yield storing(shape, kv, 256, target)
         if shape.dim == 128:
             yield _prefill(shape, "bfloat16", 2048, target, is_fixed=True)
             yield from decode(shape, "bfloat16", 32, 1024, target, is_fixed=True)
             if shapes is not SHAPES:  # what differs in the kernel, and in no time that is reckoned
                 yield from decode(shape, "int8", 32, 1024, target)
                 yield _prefill(shape, "int8", 2048, target)
-                yield storing(shape, "int8", 256)
+                yield storing(shape, "int8", 256, target)
         if shapes is not SHAPES and not shape.num_latent:
             name = f"{shape.name} in float32"
             yield from _of_float32(replace(shape, name=name, dtype=torch.float32), target)
@@ -180,12 +180,12 @@ def _tile(shape: Shape, kv: str, launch: Launch) -> _Tile:
     return _Tile(rows, keys, rows / used, keys * shape.row_bytes(kv, 1))
 
 
-def storing(shape: Shape, kv: str, num_tokens: int) -> Work:
+def storing(shape: Shape, kv: str, num_tokens: int, target: Target) -> Work:
     """Return what normalises, turns and stores heads."""
     keys = _heads(num_tokens, shape.kv_heads, shape.dim)
     if shape.num_latent:  # queries and keys come turned
         slots = torch.empty(num_tokens, dtype=torch.int64, device=META)
-        launch = plan_storing(keys, None, _pages(shape, kv), slots)
+        launch = plan_storing(keys, None, _pages(shape, kv), slots, target)
         moved = num_tokens * (2 * shape.dim + shape.row_bytes(kv, 1))
         return Work(f"store {shape.name}, {kv}, {num_tokens}", launch, moved, 0, shape.dim, "store")
     queries = _heads(num_tokens, shape.heads, shape.dim)
@@ -197,6 +197,7 @@ def storing(shape: Shape, kv: str, num_tokens: int) -> Work:
         keys,
         _pages(shape, kv),
         torch.empty(num_tokens, dtype=torch.int64, device=META),
+        target,
         queries=queries,
         turned=queries,
         turn=Turn(angles, angles, positions, (weight, weight), 1e-6),

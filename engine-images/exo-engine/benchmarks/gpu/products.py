@@ -23,6 +23,7 @@ from product_cases import (
     check_gate,
     check_heads,
     check_norm,
+    check_row,
     check_states,
     fp8_kinds,
     random_product_case,
@@ -68,11 +69,14 @@ def product_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Wor
     for name in list(LATENTS)[-num_shapes:]:
         for rows in (32, 2048):
             yield from _latents(name, rows, target)
-    yield _encoding(256, 4096)
-    yield norm(256, 4096)
-    yield norm(256, 4096, has_weight=False)
-    yield norm(256, 4096, has_updates=True)
-    yield gating(256, 14336)
+    yield _encoding(256, 4096, target)
+    yield norm(256, 4096, target)
+    yield norm(256, 4096, target, has_weight=False)
+    yield norm(256, 4096, target, has_updates=True)
+    yield gating(256, 14336, target)
+    for shape in SHAPES[-num_shapes:]:
+        yield single(shape, target)
+    yield single((2 * EXPERT[0], EXPERT[1]), target, is_gated=True)
     for tokens in (1, 64):
         yield _states(32, tokens)
 
@@ -160,30 +164,44 @@ def _latents(name: str, rows: int, target: Target) -> Iterator[Work]:
         )  # fmt: skip
 
 
-def _encoding(rows: int, num_inputs: int) -> Work:
+def _encoding(rows: int, num_inputs: int, target: Target) -> Work:
     inputs = _numbers(rows, num_inputs)
     codes = torch.empty(rows, num_inputs, dtype=torch.uint8, device=META)
     factors = torch.empty(rows, 1, device=META)
-    launch = matmul.plan_encoding(inputs, codes, factors)
+    launch = matmul.plan_encoding(inputs, codes, factors, target)
     moved = inputs.nbytes + codes.nbytes + factors.nbytes
     return Work(f"encode {rows} x {num_inputs}", launch, moved, 0, 0, "encode")
 
 
-def norm(rows: int, size: int, *, has_weight: bool = True, has_updates: bool = False) -> Work:
+def norm(
+    rows: int, size: int, target: Target, *, has_weight: bool = True, has_updates: bool = False
+) -> Work:
     """Return the norm of rows of so many numbers, perhaps with what is added to them before."""
     inputs, weight = _numbers(rows, size), _numbers(size) if has_weight else None
     updates = _numbers(rows, size) if has_updates else None
-    launch = pointwise.plan_norm(inputs, updates, weight, 1e-6, inputs)
+    launch = pointwise.plan_norm(inputs, updates, weight, 1e-6, inputs, target)
     name = f"norm {rows} x {size}" + ("" if has_weight else ", no weight")
     name += ", added to" if has_updates else ""
     return Work(name, launch, (4.0 if has_updates else 2.0) * inputs.nbytes, 0, 0, "norm")
 
 
-def gating(rows: int, size: int) -> Work:
+def gating(rows: int, size: int, target: Target) -> Work:
     """Return what gates rows of so many numbers."""
     merged, outputs = _numbers(rows, 2 * size), _numbers(rows, size)
-    launch = pointwise.plan_gate(merged, outputs, is_silu=True)
+    launch = pointwise.plan_gate(merged, outputs, target, is_silu=True)
     return Work(f"gate {rows} x {size}", launch, merged.nbytes + outputs.nbytes, 0, 0, "gate")
+
+
+def single(shape: tuple[int, int], target: Target, *, is_gated: bool = False) -> Work:
+    """Return the product of one row by a matrix (N, K), perhaps of gates and of what they multiply."""
+    weights, inputs = _numbers(*shape), _numbers(1, shape[1])
+    outputs = _numbers(1, shape[0] // (2 if is_gated else 1))
+    launch = matmul.plan_row(
+        weights, inputs, None, outputs, target, gates="silu" if is_gated else None
+    )
+    moved = weights.nbytes + inputs.nbytes + outputs.nbytes
+    name = f"row {shape[0]} x {shape[1]}" + (", gated" if is_gated else "")
+    return Work(name, launch, moved, 0, 0, "row")
 
 
 def _states(sequences: int, tokens: int) -> Work:
@@ -212,6 +230,7 @@ def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]
         "products": lambda seed: random_product_case(seed, device, most=most).check(seed),
         "norm": partial(check_norm, device),
         "gate": partial(check_gate, device),
+        "row": partial(check_row, device),
         "states": partial(check_states, device),
         "heads": partial(check_heads, device),
     }

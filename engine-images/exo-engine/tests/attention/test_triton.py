@@ -223,7 +223,9 @@ def test_a_token_without_a_slot_is_not_stored():
     backend = TritonAttention([case.layer], cache)
     before = cache.pool.clone()
     states = torch.randn(2, 3, 2, 16)
-    plan_storing(*states, backend._pages[0], torch.tensor([-1, -1, -1])).run()
+    plan_storing(
+        *states, backend._pages[0], torch.tensor([-1, -1, -1]), launching.Target.of(CPU)
+    ).run()
     assert torch.equal(cache.pool, before)
 
 

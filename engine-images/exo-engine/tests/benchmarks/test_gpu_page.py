@@ -36,7 +36,7 @@ REPORT = {
 
 def test_without_a_report_nothing_was_measured():
     text = page([RECKONED])
-    assert "**Reckoned, nothing was measured.**" in text
+    assert "**Reckoned: nothing on this page was measured.**" in text
     assert "## Measured" not in text
     assert "| decode Some-8B | 1.0 | 3.1 | memory | 120 | 16 |" in text
 

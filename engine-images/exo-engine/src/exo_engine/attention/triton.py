@@ -181,7 +181,9 @@ class TritonAttention(AttentionBackend):
         """See `AttentionBackend.attend`."""
         if self.layers[layer].kv_layer is None:
             stored = None if self.layers[layer].num_latent else _joined(values)
-            plan_storing(_joined(keys), stored, self._pages[layer], self._slots(layer)).run()
+            plan_storing(
+                _joined(keys), stored, self._pages[layer], self._slots(layer), self._target
+            ).run()
         return self._attend(layer, _joined(queries), sinks)
 
     def attend_merged(
@@ -206,6 +208,7 @@ class TritonAttention(AttentionBackend):
             values,
             self._pages[layer],
             self._slots(layer),
+            self._target,
             queries=queries,
             turned=turned,
             turn=Turn(rotation.cosines, rotation.sines, rotation.positions, norms, eps),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exo_engine.kernels.linear import PackedMatrix, packed_shape
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.weight_formats.base import Share, Stored, is_for_triton
+from exo_engine.weight_formats.base import Share, Stored, is_for_triton, multiplies_row
 from exo_engine.weight_formats.int8 import Int8
 
 
@@ -50,6 +50,10 @@ class Embedding(Layer):
             from exo_engine.kernels.triton import fixed
 
             return fixed.multiply(hidden, self.weight)
+        if multiplies_row(hidden):
+            from exo_engine.kernels.triton import matmul
+
+            return matmul.multiply_row(self.weight, hidden)
         return F.linear(hidden, self.weight)
 
     @property

@@ -96,6 +96,12 @@ class Linear(Layer):
         pulse.OWN.beat()  # a layer of a long text takes seconds on a CPU
         return outputs if self._add_up is None else self._add_up(outputs)
 
+    def gated(self, inputs: Tensor, activation: str) -> Tensor | None:
+        """Return (T, outputs / 2): the first half of the outputs, activated, times the second; None: in two steps only."""
+        if self.bias is not None or self._add_up is not None:
+            return None
+        return self.matrix.multiply_gated(inputs, activation)
+
     def kernel_call(self) -> LinearCall | None:
         """Return what the CPU kernels need to compute this layer; None: they cannot."""
         found = self.matrix.kernel_call()

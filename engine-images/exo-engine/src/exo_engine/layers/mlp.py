@@ -49,7 +49,10 @@ class GatedMLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return (T, E) for hidden states (T, E)."""
-        return self.down(gate(self.gate_up(hidden), self._kernels, self.activation))
+        gated = self.gate_up.gated(hidden, self.activation)
+        if gated is None:
+            gated = gate(self.gate_up(hidden), self._kernels, self.activation)
+        return self.down(gated)
 
 
 def gate(

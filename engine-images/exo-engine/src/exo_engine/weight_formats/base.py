@@ -114,6 +114,11 @@ class WeightFormat(ABC):
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """Return inputs (T, columns) times the transposed matrix, plus bias (rows,): (T, rows)."""
 
+    def multiply_gated(self, inputs: Tensor, activation: str) -> Tensor | None:
+        """Return the first half of what `multiply` gives, activated, times the second; None: in two steps only."""
+        del inputs, activation
+        return None
+
     def kernel_call(self) -> LinearCall | None:
         """Return what the CPU kernels need to multiply with it; None: only `multiply` can."""
         return None
@@ -167,3 +172,8 @@ def slabs(num_rows: int, size: int) -> Iterator[slice]:
 def is_for_triton(device: torch.device) -> bool:
     """Whether Triton's kernels multiply on this device."""
     return device.type == "cuda"
+
+
+def multiplies_row(inputs: Tensor) -> bool:
+    """Whether inputs (T, K) are one row of 16-bit numbers, for which Triton has a kernel of its own."""
+    return len(inputs) == 1 and inputs.element_size() == 2 and is_for_triton(inputs.device)

@@ -116,10 +116,11 @@ class Fp8(WeightFormat):
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        is_short = self.scaled_by == "block" and len(inputs) <= _MOST_ROWS
-        if self._is_triton and (self.is_fixed or is_short):
+        if self._is_triton:
             from exo_engine.kernels.triton import matmul
 
+            most = _MOST_ROWS if self.scaled_by == "block" else matmul.SHORT_ROWS
+        if self._is_triton and (self.is_fixed or len(inputs) <= most):
             return matmul.multiply(self._operand, self.scale, inputs, bias, is_fixed=self.is_fixed)
         if self.is_scaled:
             outputs = self._multiply_scaled(inputs)

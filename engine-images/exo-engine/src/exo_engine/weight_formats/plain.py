@@ -20,6 +20,7 @@ from exo_engine.weight_formats.base import (
     Stored,
     WeightFormat,
     is_for_triton,
+    multiplies_row,
 )
 
 
@@ -59,7 +60,19 @@ class Plain(WeightFormat):
             from exo_engine.kernels.triton import fixed
 
             return fixed.multiply(inputs, self._weight, bias)
+        if multiplies_row(inputs):
+            from exo_engine.kernels.triton import matmul
+
+            return matmul.multiply_row(self._weight, inputs, bias)
         return F.linear(inputs, self._weight, bias)
+
+    def multiply_gated(self, inputs: Tensor, activation: str) -> Tensor | None:
+        """See `WeightFormat.multiply_gated`."""
+        if self._packed is not None or self.keeps_bits or not multiplies_row(inputs):
+            return None
+        from exo_engine.kernels.triton import matmul
+
+        return matmul.multiply_row(self._weight, inputs, gates=activation)
 
     def kernel_call(self) -> LinearCall | None:
         """See `WeightFormat.kernel_call`."""

@@ -1,4 +1,4 @@
-"""States, norms and gates, under the interpreter, are those of float64."""
+"""States, norms, gates and products of one row, under the interpreter, are those of float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from attention_cases import CPU
-from product_cases import check_gate, check_norm, check_states
+from product_cases import check_gate, check_norm, check_row, check_states
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -25,3 +25,8 @@ def test_rows_are_normalised(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_are_gated(seed: int) -> None:
     check_gate(CPU, seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_row_is_multiplied(seed: int) -> None:
+    check_row(CPU, seed)

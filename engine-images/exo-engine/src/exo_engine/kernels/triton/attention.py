@@ -99,6 +99,9 @@ def choose_tiles(
     else:
         rows = tile_of(group, 128 if width <= 256 and target.shared_bytes > 131072 else 64)
     keys = 64 if width <= 256 else 32
+    is_wide = not is_short and not is_fixed and not is_scaled and width <= 256
+    if is_wide and target.is_nvidia and target.shared_bytes > 200000:
+        keys = 128
     if is_scaled and not is_short and not is_fixed:
         # Bytes become numbers in registers, of which Triton 3.6 gives heads of 128 too few on 8.0.
         lacks_registers = target.is_nvidia and target.capability == 80 and width > 128
@@ -107,14 +110,25 @@ def choose_tiles(
     is_small = target.is_nvidia and target.shared_bytes < 131072
     needs_threads = width > 256 or is_small
     if is_fixed:  # keys of the next segment would be counted twice
-        keys = min(keys, FIXED_SEGMENT, 32 if is_small else keys)
+        keys = min(keys, FIXED_SEGMENT, 32)
     # With two stages Triton gives these 128 registers for 10.0, and moves some of them to memory.
-    is_tight = is_scaled and width <= 256 and target.is_nvidia and target.capability // 10 == 10
+    is_tight = is_scaled and 128 < width <= 256 and target.is_nvidia
+    is_tight = is_tight and target.capability // 10 == 10
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
     programs = layer.num_kv_heads
     segments = (
         _num_segments(layer, part, target, keys, programs, is_fixed=is_fixed) if is_short else 1
     )
+    if is_fixed and target.is_nvidia and target.capability < 90:
+        needs_threads = True
+    num_warps = 8 if rows >= 128 or (needs_threads and (is_fixed or not is_short)) else 4
+    num_stages = 3 if (is_short or is_tight or keys > 64) and not is_fixed else 2
+    if segments > 1 and not is_scaled and not is_fixed:
+        num_stages = 2  # with fewer registers more programs run at once
+    is_of_bytes = is_short and is_scaled and not is_fixed and rows == 16 and width <= 256
+    if is_of_bytes and target.is_nvidia and target.capability == 90:
+        # They move some registers to memory: 233 us on an H200 where 32 keys, which move none, took about 300.
+        num_warps = num_stages = 2
     return Tiles(
         rows=rows,
         keys=keys,
@@ -122,8 +136,8 @@ def choose_tiles(
         tokens=tokens,
         segment=FIXED_SEGMENT if is_fixed else 0,
         segments=segments,
-        num_warps=8 if rows >= 128 or is_fixed or (not is_short and needs_threads) else 4,
-        num_stages=3 if (is_short or is_tight) and not is_fixed else 2,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
 
 
@@ -254,13 +268,14 @@ def plan_attention(
     )
     is_uniform = part.uniform_tokens == tiles.tokens and part.uniform_tokens > 0
     is_split = tiles.segments > 1
-    num_tokens = part.num_tokens if is_split else 0
-    shape = (num_tokens, layer.num_heads, tiles.segments)
-    sums = torch.empty((*shape, layer.value_dim), dtype=torch.float32, device=queries.device)
-    stats = torch.empty((*shape, 2), dtype=torch.float32, device=queries.device)
+    sums = stats = output
+    if is_split:
+        shape = (part.num_tokens, layer.num_heads, tiles.segments)
+        sums = torch.empty((*shape, layer.value_dim), dtype=torch.float32, device=queries.device)
+        stats = torch.empty((*shape, 2), dtype=torch.float32, device=queries.device)
     common: dict[str, Any] = {
-        "partial_sums": sums if is_split else output,
-        "partial_stats": stats if is_split else output,
+        "partial_sums": sums,
+        "partial_stats": stats,
         "output": output,
         "sinks": output if sinks is None else sinks,
         "context_lens": part.context_lens,
@@ -274,6 +289,7 @@ def plan_attention(
         "WINDOW": layer.reach.window or 0,
         "CHUNK": layer.reach.chunk or 0,
         "HAS_SINKS": sinks is not None,
+        "OVERLAPS": target.overlaps,
     }
     num_sequences = part.num_sequences
     num_tiles = num_sequences if is_uniform else part.num_tokens // tiles.tokens + num_sequences

@@ -7,7 +7,8 @@ puts them together. Tiles begin at multiples of their size, so what is in one de
 position alone. Scores are in base 2. Most tiles are seen by all rows as a whole, and nothing of them is left out by comparing.
 
 FP8 becomes float16 where the hardware converts it, which takes half of the instructions that bfloat16 takes. Queries
-are divided by a power of two for it, and weights by the largest scale of a tile, so that neither leaves its range.
+are divided by a power of two for it, and weights by the largest scale of values so far, so that neither leaves its
+range.
 
 Legend: T tokens, S sequences, H heads, G query heads per key/value head, D head dim, P pages, B tokens
 of a page, M rows of a tile, N keys of a tile, C segments. A page is (Hkv, B, D) numbers, and where these
@@ -23,7 +24,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from exo_engine.kernels.triton.numbers import decode_e4m3, multiply
+from exo_engine.kernels.triton.numbers import LEAST_SCALE, decode_e4m3, multiply
+from exo_engine.kernels.triton.overlap_kernels import wait
 from exo_engine.kernels.triton.tile_kernels import find_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -75,9 +77,11 @@ def attend_pages(
     STORED: tl.constexpr,  # "plain", "e4m3" or "int8"
     HAS_E4M3: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
     """Attend the tokens of sequences [first_sequence, num_sequences)."""
+    wait(OVERLAPS)
     index = tl.program_id(0)
     head_tile = tl.program_id(1)
     if IS_UNIFORM:
@@ -186,11 +190,13 @@ def combine_segments(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Put the segments of one token and head together.
 
     Segments of a fixed size go one after the other, as `attend_pages` goes over all of them in one program.
     """
+    wait(OVERLAPS)
     head = tl.program_id(1)
     context = tl.load(context_lens + tl.program_id(0) // TOKENS)
     begin = _first_seen(context - TOKENS, WINDOW, CHUNK)
@@ -251,33 +257,39 @@ def _attend_segment(
 
     All rows see all keys of [whole_from, whole_to).
     """
+    unit = (
+        tl.zeros((), tl.float32) + LEAST_SCALE
+    )  # of totals; where FP8 becomes float16 the largest scale of the values so far
     whole_start = start
     if IS_BOUNDED:
         whole_start = tl.minimum(tl.maximum(tl.cdiv(whole_from, N) * N, start), stop)
-        maxima, sums, totals = _attend_tiles(
-            own, own_tail, maxima, sums, totals, start, whole_start, begin, end, positions, seen_from,
+        maxima, sums, totals, unit = _attend_tiles(
+            own, own_tail, maxima, sums, totals, unit, start, whole_start, begin, end, positions, seen_from,
             table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
             row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, HAS_E4M3,
             IS_INTERPRETED,
         )  # fmt: skip
     whole_stop = tl.maximum(tl.minimum(whole_to, stop) // N * N, whole_start)
-    maxima, sums, totals = _attend_tiles(
-        own, own_tail, maxima, sums, totals, whole_start, whole_stop, begin, end, positions, seen_from,
+    maxima, sums, totals, unit = _attend_tiles(
+        own, own_tail, maxima, sums, totals, unit, whole_start, whole_stop, begin, end, positions, seen_from,
         table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
         row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, True, HAS_CAP, STORED, HAS_E4M3,
         IS_INTERPRETED,
     )  # fmt: skip
-    return _attend_tiles(
-        own, own_tail, maxima, sums, totals, whole_stop, stop, begin, end, positions, seen_from,
+    maxima, sums, totals, unit = _attend_tiles(
+        own, own_tail, maxima, sums, totals, unit, whole_stop, stop, begin, end, positions, seen_from,
         table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
         row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, HAS_E4M3,
         IS_INTERPRETED,
     )  # fmt: skip
+    if STORED != "plain" and number_type == tl.float16:
+        totals = totals * unit
+    return maxima, sums, totals
 
 
 @triton.jit
 def _attend_tiles(
-    own, own_tail, maxima, sums, totals, start, stop, begin, end, positions, seen_from,
+    own, own_tail, maxima, sums, totals, unit, start, stop, begin, end, positions, seen_from,
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
     row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -331,15 +343,13 @@ def _attend_tiles(
         else:
             factors = _load_scales(value_scales + scale_rows, is_held, IS_WHOLE)
             if number_type == tl.float16:
-                largest = tl.max(factors, axis=0)
-                weights = weights * (factors * (1.0 / largest))[None, :]
-                found = tl.zeros((M, DIM_TILE), tl.float32)
-                found = multiply(weights.to(number_type), numbers, found, IS_INTERPRETED)
-                totals += found * largest
-            else:
-                weights = weights * factors[None, :]
-                totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
-    return maxima, sums, totals
+                larger = tl.maximum(unit, tl.max(factors, axis=0))
+                totals = totals * (unit / larger)
+                unit = larger
+                factors = factors / unit
+            weights = weights * factors[None, :]
+            totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
+    return maxima, sums, totals, unit
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from exo_engine.kernels.triton.numbers import multiply
+from exo_engine.kernels.triton.overlap_kernels import wait
 from exo_engine.kernels.triton.tile_kernels import find_tile
 
 _BLOCK = tl.constexpr(64)
@@ -184,8 +185,10 @@ def add_parts(
     N: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Add parts up, the first one first, then the bias."""
+    wait(OVERLAPS)
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_place = places < count
     total = tl.zeros((TILE,), tl.float32)

@@ -109,7 +109,7 @@ def plan_codes(
         "ADDS_PARTS": num_programs < num_parts,
     }
     product = _launch((*tiles, num_programs), arguments, target, is_fixed=is_fixed)
-    return [product] if num_programs == 1 else [product, plan_adding(sums, bias, outputs)]
+    return [product] if num_programs == 1 else [product, plan_adding(sums, bias, outputs, target)]
 
 
 def plan_grouped_codes(
@@ -189,7 +189,7 @@ def _multiply_numbers(matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | No
     return slabs[0] if len(slabs) == 1 else torch.cat(slabs, dim=1)
 
 
-def plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor) -> Launch:
+def plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor, target: Target) -> Launch:
     """Return what adds parts (P, T, N) float32 up, and bias (N,): outputs (T, N)."""
     arguments = {
         "sums": sums,
@@ -200,6 +200,7 @@ def plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor) -> Launch:
         "N": outputs.shape[1],
         "HAS_BIAS": bias is not None,
         "TILE": _TILE,
+        "OVERLAPS": target.overlaps,
     }
     return Launch(add_parts, (-(-outputs.numel() // _TILE),), arguments)
 

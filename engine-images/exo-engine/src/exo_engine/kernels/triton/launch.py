@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
-from triton import knobs, next_power_of_2
+from triton import knobs
 
 IS_INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run on the CPU, in Triton's interpreter."""
@@ -32,6 +33,11 @@ class Target:
         return self.capability >= (89 if self.is_nvidia else 950)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether kernels may begin before those before them have ended; see `overlap_kernels`."""
+        return self.is_nvidia and self.capability >= 90 and not IS_INTERPRETED
+
+    @property
     def shared_bytes(self) -> int:
         """The most shared memory of a program."""
         if not self.is_nvidia:
@@ -43,11 +49,8 @@ class Target:
         """Return the target that a device is; without a GPU one that stands for it in the interpreter."""
         if device.type != "cuda":
             return cls(is_nvidia=True, capability=90, num_processors=4)
-        found = torch.cuda.get_device_properties(device)
-        if torch.version.hip is not None:
-            name = found.gcnArchName.partition(":")[0].removeprefix("gfx")
-            return cls(False, int(name), found.multi_processor_count)
-        return cls(True, 10 * found.major + found.minor, found.multi_processor_count)
+        index = cast("int | None", device.index)
+        return _of_gpu(torch.cuda.current_device() if index is None else index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,24 @@ class Launch:
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told beside the arguments."""
-        return {
+        found = {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
             "enable_fp_fusion": self.fuses,
         }
+        return found | ({"launch_pdl": True} if self.arguments.get("OVERLAPS") else {})
+
+
+@cache
+def _of_gpu(index: int) -> Target:
+    """Return the target that a GPU of this process is, which is asked once: products ask for it each time."""
+    found = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        name = found.gcnArchName.partition(":")[0].removeprefix("gfx")
+        return Target(False, int(name), found.multi_processor_count)
+    return Target(True, 10 * found.major + found.minor, found.multi_processor_count)
 
 
 def tile_of(size: int, least: int = 1) -> int:
     """Return the smallest power of two that holds `size` and `least`."""
-    return max(int(next_power_of_2(size)), least)
+    return max(1 << max(size - 1, 0).bit_length(), least)

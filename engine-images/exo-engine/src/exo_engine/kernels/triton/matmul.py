@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exo_engine.kernels.triton import row_kernels
 from exo_engine.kernels.triton.codes import (
     FIXED_PROGRAMS,
     is_full,
@@ -23,12 +24,17 @@ from exo_engine.kernels.triton.matmul_kernels import encode_rows, multiply_rows
 BLOCK = 128
 """Inputs that share a scale where numbers are FP8."""
 FIXED_ROWS = 128
-"""Rows of a tile of 16-bit numbers where results must not depend on how many there are; of bytes 64."""
+"""Most rows of a tile of 16-bit numbers where results must not depend on how many there are; of bytes 64."""
 _FIXED_ROWS_OF_FLOAT32 = 32
 _MOST_TILE_ROWS = 64
 _OUTPUTS = 128
 _PROGRAMS, _LEAST_PART, _MOST_PARTS = 4, 512, 8
+SHORT_ROWS = 64
+"""Rows up to which this is faster than PyTorch's product of FP8, measured on an H200; its tiles are made for as many."""
+_SHORT_OUTPUTS, _SHORT_PROGRAMS = 64, 2
 _ENCODED = 4096
+_ROW_OUTPUTS, _ROW_DEPTH = 4, 1024
+"""Of a program that multiplies one row: numbers of weights that are on their way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,9 @@ def plan_product(
     num_rows, num_outputs = len(inputs), len(weights)
     rows = _rows_of_tile(num_rows, weights, target, is_fixed=is_fixed)
     arguments, steps = _arguments(weights, scales, inputs, factors, rows)
-    tiles = -(-num_rows // rows), -(-num_outputs // _OUTPUTS)
+    if is_short := _is_short(num_rows, weights, is_fixed=is_fixed):
+        arguments["OUTPUTS"] = _SHORT_OUTPUTS
+    tiles = -(-num_rows // rows), -(-num_outputs // (_SHORT_OUTPUTS if is_short else _OUTPUTS))
     of_part = _steps_of_part(arguments, steps, tiles, target, is_fixed=is_fixed)
     num_parts = -(-steps // of_part)
     num_programs = 1 if is_fixed and is_full(tiles, target) else num_parts
@@ -134,9 +142,61 @@ def plan_product(
         "HAS_BIAS": bias is not None and num_programs == 1,
         "ADDS_PARTS": num_programs < num_parts,
         "HAS_E4M3": target.has_e4m3,
+        "OVERLAPS": target.overlaps,
     }
     product = _launch((*tiles, num_programs), arguments, target, fuses=not is_fixed)
-    return [product] if num_programs == 1 else [product, plan_adding(sums, bias, outputs)]
+    return [product] if num_programs == 1 else [product, plan_adding(sums, bias, outputs, target)]
+
+
+def multiply_row(
+    weights: Tensor, inputs: Tensor, bias: Tensor | None = None, gates: str | None = None
+) -> Tensor:
+    """Return one row (1, K) times weights (N, K) transposed: (1, N), or (1, N / 2); see `plan_row`."""
+    inputs = inputs.contiguous()
+    outputs = inputs.new_empty(1, len(weights) // (1 if gates is None else 2))
+    plan_row(weights, inputs, bias, outputs, Target.of(inputs.device), gates=gates).run()
+    return outputs
+
+
+def plan_row(
+    weights: Tensor,
+    inputs: Tensor,
+    bias: Tensor | None,
+    outputs: Tensor,
+    target: Target,
+    *,
+    gates: str | None = None,
+) -> Launch:
+    """Return what multiplies one row by one matrix.
+
+    Args:
+        weights: (N, K), contiguous, of any plain numbers.
+        inputs: (1, K), contiguous.
+        bias: (N,) or None.
+        outputs: (1, N); with gates (1, N / 2).
+        target: the GPU.
+        gates: `silu` or `gelu_tanh`: the first half of what comes out is activated so and multiplied by the second,
+            and there is no bias; None: it is no gate.
+    """
+    num_outputs, num_inputs = outputs.shape[1], inputs.shape[1]
+    tile = _ROW_OUTPUTS
+    if gates is not None or num_outputs < _ROW_OUTPUTS * _PROGRAMS * target.num_processors:
+        tile //= 2
+    arguments = {
+        "inputs": inputs,
+        "weights": weights,
+        "bias": inputs if bias is None else bias,
+        "outputs": outputs,
+        "K": num_inputs,
+        "N": num_outputs,
+        "HAS_BIAS": bias is not None,
+        "IS_GATED": gates is not None,
+        "IS_SILU": gates == "silu",
+        "OUTPUTS": tile,
+        "DEPTH": min(tile_of(num_inputs, 16), _ROW_DEPTH),
+        "OVERLAPS": target.overlaps,
+    }
+    return Launch(row_kernels.multiply_row, (-(-num_outputs // tile),), arguments)
 
 
 def plan_grouped(
@@ -168,6 +228,7 @@ def plan_grouped(
         "IS_GROUPED": True,
         "ADDS_PARTS": of_part < steps,
         "HAS_E4M3": target.has_e4m3,
+        "OVERLAPS": target.overlaps,
     }
     # See `find_tile`: every matrix may have a tile that is not full.
     tiles = len(inputs) // rows + num_matrices if len(inputs) else 0
@@ -179,11 +240,11 @@ def encode(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs (T, K) as e4m3 (T, K) and the scale of each row (T, 1) float32."""
     codes = torch.empty(inputs.shape, dtype=torch.uint8, device=inputs.device)
     factors = torch.empty(len(inputs), 1, dtype=torch.float32, device=inputs.device)
-    plan_encoding(inputs, codes, factors).run()
+    plan_encoding(inputs, codes, factors, Target.of(inputs.device)).run()
     return codes.view(torch.float8_e4m3fn), factors
 
 
-def plan_encoding(inputs: Tensor, codes: Tensor, factors: Tensor) -> Launch:
+def plan_encoding(inputs: Tensor, codes: Tensor, factors: Tensor, target: Target) -> Launch:
     """Return what makes each row of inputs (T, K) e4m3: codes (T, K) uint8 and factors (T, 1) float32."""
     arguments = {
         "inputs": inputs,
@@ -192,6 +253,7 @@ def plan_encoding(inputs: Tensor, codes: Tensor, factors: Tensor) -> Launch:
         "input_stride": inputs.stride(0),
         "K": inputs.shape[1],
         "TILE": min(tile_of(inputs.shape[1], 128), _ENCODED),
+        "OVERLAPS": target.overlaps,
     }
     return Launch(encode_rows, (len(inputs),), arguments, num_warps=8)
 
@@ -202,9 +264,18 @@ def _prepare(inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
     return encode(inputs) if weights.dtype == torch.float8_e4m3fn else (inputs, None)
 
 
+def _is_short(num_rows: int, weights: Tensor, *, is_fixed: bool) -> bool:
+    """Whether inputs and weights are FP8, and rows few."""
+    return weights.dtype == torch.float8_e4m3fn and num_rows <= SHORT_ROWS and not is_fixed
+
+
 def _rows_of_tile(num_rows: int, weights: Tensor, target: Target, *, is_fixed: bool) -> int:
     # Fixed sums have 256 threads for them.
     most = _MOST_TILE_ROWS // (2 if _lacks_registers(weights, target) and not is_fixed else 1)
+    if is_fixed and weights.element_size() == 2 and target.is_nvidia:
+        return min(
+            tile_of(num_rows, 16), FIXED_ROWS
+        )  # of one instruction, which adds up inputs alike
     if is_fixed:  # float32 has no tensor cores, and takes twice the registers
         return {2: FIXED_ROWS, 4: _FIXED_ROWS_OF_FLOAT32}.get(weights.element_size(), most)
     return min(tile_of(num_rows, 16), most)
@@ -234,7 +305,10 @@ def _steps_of_part(
     """
     depth = arguments["DEPTH"]
     assert isinstance(depth, int)
-    wanted = (FIXED_PROGRAMS if is_fixed else _PROGRAMS) * target.num_processors
+    programs = FIXED_PROGRAMS if is_fixed else _PROGRAMS
+    if arguments["OUTPUTS"] == _SHORT_OUTPUTS:
+        programs = _SHORT_PROGRAMS
+    wanted = programs * target.num_processors
     parts = wanted // (tiles[1] if is_fixed else tiles[0] * tiles[1])
     return max(-(-steps // min(max(1, parts), _MOST_PARTS)), min(steps, _LEAST_PART // depth))
 
@@ -284,6 +358,8 @@ def _launch(
     warps = 8 if is_large or weights.element_size() == 4 else 4
     is_tight = _lacks_registers(weights, target) and rows == _MOST_TILE_ROWS
     stages = 3 if target.is_nvidia and not is_tight else 2
+    if arguments["OUTPUTS"] == _SHORT_OUTPUTS and target.shared_bytes > 131072:
+        stages = 4
     return Launch(multiply_rows, grid, arguments, num_warps=warps, num_stages=stages, fuses=fuses)
 
 

@@ -16,6 +16,7 @@ from exo_engine.kernels.triton.numbers import (
     encode_e4m3,
     multiply,
 )
+from exo_engine.kernels.triton.overlap_kernels import wait
 from exo_engine.kernels.triton.tile_kernels import find_tile
 
 
@@ -97,9 +98,11 @@ def multiply_rows(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     HAS_E4M3: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
     """Multiply some rows by some outputs, over one part of the inputs or over all, one after the other."""
+    wait(OVERLAPS)
     part = tl.program_id(2)
     if IS_GROUPED:
         index = tl.program_id(0)
@@ -148,8 +151,10 @@ def encode_rows(
     input_stride,
     K: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Make one row e4m3, with the scale that its largest number wants."""
+    wait(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, TILE)
     most = tl.zeros((TILE,), tl.float32)

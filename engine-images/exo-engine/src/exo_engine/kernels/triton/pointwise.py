@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exo_engine.kernels.triton.launch import Launch, tile_of
+from exo_engine.kernels.triton.launch import Launch, Target, tile_of
 from exo_engine.kernels.triton.pointwise_kernels import gate_rows, normalise_rows
 
 _OF_A_WARP = 512
@@ -21,7 +21,7 @@ def normalise(states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Return states (..., E), each row divided by its root mean square, times weight (E,) if there is one."""
     rows = states.reshape(-1, states.shape[-1]).contiguous()
     outputs = torch.empty_like(rows)
-    plan_norm(rows, None, weight, eps, outputs).run()
+    plan_norm(rows, None, weight, eps, outputs, Target.of(rows.device)).run()
     return outputs.view(states.shape)
 
 
@@ -31,7 +31,8 @@ def add_and_normalise(
     """Return states + updates, both (T, E), and that normalised; memory of `states` may be overwritten."""
     states = states.contiguous()
     outputs = torch.empty_like(states)
-    plan_norm(states, updates.contiguous(), weight, eps, outputs).run()
+    target = Target.of(states.device)
+    plan_norm(states, updates.contiguous(), weight, eps, outputs, target).run()
     return states, outputs
 
 
@@ -39,12 +40,17 @@ def gate(merged: Tensor, *, is_silu: bool) -> Tensor:
     """Return the first half of `merged` (T, 2 I), activated by SiLU or GELU (tanh), times the second: (T, I)."""
     merged = merged.contiguous()
     outputs = merged.new_empty(len(merged), merged.shape[1] // 2)
-    plan_gate(merged, outputs, is_silu=is_silu).run()
+    plan_gate(merged, outputs, Target.of(merged.device), is_silu=is_silu).run()
     return outputs
 
 
 def plan_norm(
-    rows: Tensor, updates: Tensor | None, weight: Tensor | None, eps: float, outputs: Tensor
+    rows: Tensor,
+    updates: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    outputs: Tensor,
+    target: Target,
 ) -> Launch:
     """Return what adds updates to rows (T, E), in place, and normalises them."""
     size = rows.shape[1]
@@ -58,12 +64,13 @@ def plan_norm(
         "HAS_WEIGHT": weight is not None,
         "E": size,
         "TILE": tile_of(size, 16),
+        "OVERLAPS": target.overlaps,
     }
     warps = min(8, max(1, tile_of(size) // _OF_A_WARP))
     return Launch(normalise_rows, (len(rows),), arguments, num_warps=warps)
 
 
-def plan_gate(merged: Tensor, outputs: Tensor, *, is_silu: bool) -> Launch:
+def plan_gate(merged: Tensor, outputs: Tensor, target: Target, *, is_silu: bool) -> Launch:
     """Return what gates rows; see `gate`."""
     inner = outputs.shape[1]
     tile = min(tile_of(inner, 16), _GATED)
@@ -73,5 +80,6 @@ def plan_gate(merged: Tensor, outputs: Tensor, *, is_silu: bool) -> Launch:
         "INNER": inner,
         "TILE": tile,
         "IS_SILU": is_silu,
+        "OVERLAPS": target.overlaps,
     }
     return Launch(gate_rows, (len(merged), -(-inner // tile)), arguments, num_warps=2)

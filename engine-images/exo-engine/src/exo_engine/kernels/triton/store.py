@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from exo_engine.kernels.triton.launch import Launch, tile_of
+from exo_engine.kernels.triton.launch import Launch, Target, tile_of
 from exo_engine.kernels.triton.pages import Pages
 from exo_engine.kernels.triton.store_kernels import prepare_heads
 
@@ -36,6 +36,7 @@ def plan_storing(
     values: Tensor | None,
     pages: Pages,
     slots: Tensor,
+    target: Target,
     *,
     queries: Tensor | None = None,
     turned: Tensor | None = None,
@@ -48,6 +49,7 @@ def plan_storing(
         values: likewise; None: there are none beside the keys, as in latent attention.
         pages: where they go.
         slots: (T,) int64; a token whose slot is negative is not stored.
+        target: the GPU.
         queries: (T, H, D).
         turned: (T, H, D), contiguous: what comes of the queries.
         turn: norm and rotation, of queries and keys; None: neither.
@@ -86,6 +88,7 @@ def plan_storing(
         "TILE": tile,
         "HAS_NORM": norms is not None,
         "STORED": pages.stored,
+        "OVERLAPS": target.overlaps,
     }
     sides = 1 if values is None else 2
     tiles = -(-num_heads // tile) + sides * -(-pages.num_kv_heads // tile)

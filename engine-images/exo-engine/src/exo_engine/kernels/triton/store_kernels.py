@@ -16,6 +16,7 @@ from exo_engine.kernels.triton.numbers import (
     encode_e4m3,
     encode_int8,
 )
+from exo_engine.kernels.triton.overlap_kernels import wait
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
@@ -49,8 +50,10 @@ def prepare_heads(
     TILE: tl.constexpr,  # heads of a program
     HAS_NORM: tl.constexpr,
     STORED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Do one tile of heads of one token: first those of queries, then keys, then values."""
+    wait(OVERLAPS)
     token = tl.program_id(0)
     tile = tl.program_id(1)
     query_tiles: tl.constexpr = (HEADS + TILE - 1) // TILE
