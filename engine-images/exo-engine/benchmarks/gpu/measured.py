@@ -140,8 +140,6 @@ MOST_SPILLED: Mapping[int, int] = {0: 0, 64: 0, 128: 0, 256: 64, 576: 256}
 MOST_SPILLED_AMD: Mapping[int, int] = {0: 0, 64: 0, 128: 0, 256: 128, 576: 64}
 # Of queries of float32 on NVIDIA's GPUs, and of them fixed sums alone: these have two loops in each other.
 MOST_SPILLED_FLOAT32: Mapping[int, int] = {64: 16, 128: 32, 256: 64}
-# Of few tokens over keys of one byte on 9.0, with heads of up to 128: what moves none was slower on an H200.
-MOST_SPILLED_BYTES = 176
 
 
 class Step(Protocol):
@@ -183,9 +181,6 @@ def bounds() -> Sequence[str]:
             f"{_most(of_float32[dim]) if dim in of_float32 else ''} |"
             for dim, most in MOST_SPILLED.items()
         ),
-        "",
-        f"Attention of few tokens over a cache of FP8 or INT8 may have {MOST_SPILLED_BYTES} bytes there on 9.0, with heads of up to 128: of the tiles that were "
-        "timed on an H200 the fastest has. With 256 sequences of 1,024 tokens it took 233 us, and tiles that move nothing 300 to 370.",
         "",
         "A thread reads 16 bytes of a row at once. These reads are narrower:",
         "",

@@ -103,7 +103,7 @@ def test_a_long_context_is_split_and_put_together():
     part = launching.Part(*[torch.empty(0, dtype=torch.int32)] * 3, 0, 2, 2, 700, uniform_tokens=1)
     target = launching.Target.of(CPU)
     tiles = launching.choose_tiles(
-        case.layer, part, target, item_bytes=4, is_scaled=False, is_fixed=False
+        case.layer, part, target, item_bytes=4, stored="plain", is_fixed=False
     )
     assert tiles.segments == 4
     case.check()

@@ -45,7 +45,7 @@ def test_a_long_context_is_split_among_programs():
         part,
         Target.of(case.device),
         item_bytes=4,
-        is_scaled=False,
+        stored="plain",
         is_fixed=False,
     )
     assert tiles.segments == 8

@@ -156,7 +156,7 @@ class TritonAttention(AttentionBackend):
                     part,
                     self._target,
                     item_bytes=self.dtype.itemsize,
-                    is_scaled=self._pages[index].stored != "plain",
+                    stored=self._pages[index].stored,
                     is_fixed=self._is_fixed,
                 )
                 if (index, tiles) in launched:

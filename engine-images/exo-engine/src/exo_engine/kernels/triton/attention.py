@@ -70,7 +70,7 @@ def choose_tiles(
     target: Target,
     *,
     item_bytes: int,
-    is_scaled: bool,
+    stored: str,
     is_fixed: bool,
 ) -> Tiles:
     """Decide how to cut a part's work.
@@ -80,9 +80,10 @@ def choose_tiles(
         part: the sequences.
         target: the GPU.
         item_bytes: of a number of a query.
-        is_scaled: whether keys are bytes.
+        stored: how keys are, as `Pages` has it.
         is_fixed: cut in the same places whatever the batch is.
     """
+    is_scaled = stored != "plain"
     if layer.num_latent:
         return _choose_latent_tiles(
             layer, part, target, item_bytes=item_bytes, is_scaled=is_scaled, is_fixed=is_fixed
@@ -125,10 +126,9 @@ def choose_tiles(
     num_stages = 3 if (is_short or is_tight or keys > 64) and not is_fixed else 2
     if segments > 1 and not is_scaled and not is_fixed:
         num_stages = 2  # with fewer registers more programs run at once
-    is_of_bytes = is_short and is_scaled and not is_fixed and rows == 16 and width <= 256
-    if is_of_bytes and target.is_nvidia and target.capability == 90:
-        # They move some registers to memory: 233 us on an H200 where 32 keys, which move none, took about 300.
-        num_warps = num_stages = 2
+    is_of_e4m3 = stored == "e4m3" and target.is_nvidia and target.capability == 90
+    if is_of_e4m3 and is_short and not is_fixed and width <= 256:  # measured on an H200
+        num_warps, num_stages = 2 if rows == 16 else 4, 2
     return Tiles(
         rows=rows,
         keys=keys,
@@ -235,6 +235,13 @@ def scratch_bytes(
     return num_tokens * layer.num_heads * segments * (layer.value_dim + 2) * 4
 
 
+def _bytes_on(target: Target) -> str:
+    """Return how bytes become numbers on a GPU; see `attend_pages`."""
+    if target.is_nvidia and not IS_INTERPRETED:
+        return "packed" if target.has_e4m3 else "packed integers"
+    return "cast" if target.has_e4m3 else "integers"
+
+
 def plan_attention(
     layer: AttentionLayer,
     queries: Tensor,
@@ -263,7 +270,7 @@ def plan_attention(
         part,
         target,
         item_bytes=queries.element_size(),
-        is_scaled=pages.stored != "plain",
+        stored=pages.stored,
         is_fixed=is_fixed,
     )
     is_uniform = part.uniform_tokens == tiles.tokens and part.uniform_tokens > 0
@@ -317,7 +324,7 @@ def plan_attention(
         "M": tiles.rows,
         "HAS_CAP": layer.soft_cap is not None,
         "STORED": pages.stored,
-        "HAS_E4M3": target.has_e4m3,
+        "BYTES": _bytes_on(target),
         "IS_UNIFORM": is_uniform,
         "IS_INTERPRETED": IS_INTERPRETED,
     }

@@ -6,7 +6,7 @@ Gimelshein 2018; Dao 2022). Where contexts are split, each program has one segme
 puts them together. Tiles begin at multiples of their size, so what is in one depends on the
 position alone. Scores are in base 2. Most tiles are seen by all rows as a whole, and nothing of them is left out by comparing.
 
-FP8 becomes float16 where the hardware converts it, which takes half of the instructions that bfloat16 takes. Queries
+Bytes beside queries of bfloat16 become float16, which takes half of the instructions that bfloat16 takes. Queries
 are divided by a power of two for it, and weights by the largest scale of values so far, so that neither leaves its
 range.
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from exo_engine.kernels.triton.numbers import LEAST_SCALE, decode_e4m3, multiply
+from exo_engine.kernels.triton.numbers import LEAST_SCALE, decode_e4m3, multiply, unpack_bytes
 from exo_engine.kernels.triton.overlap_kernels import wait
 from exo_engine.kernels.triton.tile_kernels import find_tile
 
@@ -75,7 +75,7 @@ def attend_pages(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     STORED: tl.constexpr,  # "plain", "e4m3" or "int8"
-    HAS_E4M3: tl.constexpr,
+    BYTES: tl.constexpr,  # how they become numbers: "integers", "cast", "packed" or "packed integers"
     IS_UNIFORM: tl.constexpr,
     OVERLAPS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
@@ -120,7 +120,7 @@ def attend_pages(
         kv_head = head_tile if KV_HEADS > 1 else 0
         in_page = kv_head * (PAGE * DIM)
         scales_in_page = (KV_HEADS * PAGE * (DIM + TAIL)) // 4 + kv_head * PAGE
-        number_type: tl.constexpr = _type_of_numbers(queries.dtype.element_ty, STORED, HAS_E4M3)
+        number_type: tl.constexpr = _type_of_numbers(queries.dtype.element_ty, STORED, BYTES)
         own, own_tail, row_scales = _as_operands(own, own_tail, scale, number_type, TAIL)
         last = tl.minimum(context, context - num_queries + first_token + TOKENS) - 1
         whole_from = tl.maximum(begin, _first_seen(last, WINDOW, CHUNK))
@@ -136,7 +136,7 @@ def attend_pages(
                 own, own_tail, maxima, sums, totals, origin + segment * length, tl.minimum(stop, end),
                 begin, end, whole_from, whole_to, positions, seen_from, table, keys, values, key_scales, value_scales,
                 in_page, scales_in_page, page_stride, scale_stride, row_scales, soft_cap,
-                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, HAS_E4M3,
+                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, BYTES,
                 IS_INTERPRETED,
             )  # fmt: skip
         else:  # all segments, one after the other, as `combine_segments` puts them together
@@ -146,7 +146,7 @@ def attend_pages(
                     tl.zeros((M, DIM_TILE), tl.float32), start, tl.minimum(start + SEGMENT, end),
                     begin, end, whole_from, whole_to, positions, seen_from, table, keys, values, key_scales, value_scales,
                     in_page, scales_in_page, page_stride, scale_stride, row_scales, soft_cap,
-                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, HAS_E4M3,
+                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, BYTES,
                     IS_INTERPRETED,
                 )  # fmt: skip
                 maxima, before, after = _weigh(maxima, new_maxima)
@@ -250,7 +250,7 @@ def _attend_segment(
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
     row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    IS_BOUNDED: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, HAS_E4M3: tl.constexpr,
+    IS_BOUNDED: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Go over the keys [start, stop), of which those in [begin, end) may be read.
@@ -266,20 +266,20 @@ def _attend_segment(
         maxima, sums, totals, unit = _attend_tiles(
             own, own_tail, maxima, sums, totals, unit, start, whole_start, begin, end, positions, seen_from,
             table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-            row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, HAS_E4M3,
+            row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, BYTES,
             IS_INTERPRETED,
         )  # fmt: skip
     whole_stop = tl.maximum(tl.minimum(whole_to, stop) // N * N, whole_start)
     maxima, sums, totals, unit = _attend_tiles(
         own, own_tail, maxima, sums, totals, unit, whole_start, whole_stop, begin, end, positions, seen_from,
         table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, True, HAS_CAP, STORED, HAS_E4M3,
+        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, True, HAS_CAP, STORED, BYTES,
         IS_INTERPRETED,
     )  # fmt: skip
     maxima, sums, totals, unit = _attend_tiles(
         own, own_tail, maxima, sums, totals, unit, whole_stop, stop, begin, end, positions, seen_from,
         table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, HAS_E4M3,
+        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, BYTES,
         IS_INTERPRETED,
     )  # fmt: skip
     if STORED != "plain" and number_type == tl.float16:
@@ -293,7 +293,7 @@ def _attend_tiles(
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
     row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    IS_WHOLE: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, HAS_E4M3: tl.constexpr,
+    IS_WHOLE: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Go over tiles of the keys [start, stop); `IS_WHOLE`: all of them may be read, and are seen by all rows."""
@@ -310,21 +310,20 @@ def _attend_tiles(
         scale_rows = pages * scale_stride + scales_in_page + places % PAGE
         offsets = rows[:, None] + dims[None, :]
         stored = _load_rows(keys + offsets, is_held, dims, DIM, DIM_TILE, IS_WHOLE)
-        numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
+        numbers = _as_numbers(stored, number_type, STORED, BYTES)
         scores = tl.zeros((M, N), tl.float32)
         scores = multiply(own, tl.trans(numbers), scores, IS_INTERPRETED)
         if TAIL > 0:
             of_tails = keys + rows[:, None] + (DIM + tails)[None, :]
             stored = _load_rows(of_tails, is_held, tails, TAIL, TAIL_TILE, IS_WHOLE)
-            key_tails = _as_numbers(stored, number_type, STORED, HAS_E4M3)
+            key_tails = _as_numbers(stored, number_type, STORED, BYTES)
             scores = multiply(own_tail, tl.trans(key_tails), scores, IS_INTERPRETED)
         scores = scores * row_scales
         if STORED != "plain":
             scores = scores * _load_scales(key_scales + scale_rows, is_held, IS_WHOLE)[None, :]
         if HAS_CAP:  # tanh(x) = 1 - 2 / (1 + exp(2 x))
-            turned = tl.exp2(scores * (2 * LOG2_E / soft_cap))
-            scores = soft_cap * (1 - 2 / (1 + turned))
-        scores = scores * LOG2_E
+            turned = tl.exp2(scores * (2 / soft_cap))
+            scores = (soft_cap * LOG2_E) * (1 - 2 / (1 + turned))
         if not IS_WHOLE:
             is_seen = (places[None, :] <= positions[:, None]) & (
                 places[None, :] >= seen_from[:, None]
@@ -334,21 +333,19 @@ def _attend_tiles(
         # A row that has seen nothing yet has no maximum.
         weights = tl.exp2(scores - tl.where(maxima == float("-inf"), 0.0, maxima)[:, None])
         sums = sums * before + tl.sum(weights, axis=1)
-        totals = totals * before[:, None]
-        if TAIL == 0:
-            stored = _load_rows(values + offsets, is_held, dims, DIM, DIM_TILE, IS_WHOLE)
-            numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
-        if STORED == "plain":
-            totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
-        else:
+        if STORED != "plain":
             factors = _load_scales(value_scales + scale_rows, is_held, IS_WHOLE)
             if number_type == tl.float16:
                 larger = tl.maximum(unit, tl.max(factors, axis=0))
-                totals = totals * (unit / larger)
+                before = before * (unit / larger)
+                factors = factors / larger
                 unit = larger
-                factors = factors / unit
             weights = weights * factors[None, :]
-            totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
+        totals = totals * before[:, None]
+        if TAIL == 0:
+            stored = _load_rows(values + offsets, is_held, dims, DIM, DIM_TILE, IS_WHOLE)
+            numbers = _as_numbers(stored, number_type, STORED, BYTES)
+        totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
     return maxima, sums, totals, unit
 
 
@@ -378,12 +375,12 @@ def _load_scales(pointers, is_held, IS_WHOLE: tl.constexpr):
 
 @triton.jit
 def _as_operands(own, own_tail, scale, number_type: tl.constexpr, TAIL: tl.constexpr):
-    """Return queries as what keys are multiplied with, and what scores (M, N) are to be multiplied by.
+    """Return queries as what keys are multiplied with, and what scores (M, N) are to be multiplied by, in base 2.
 
     Where they become float16 each row is divided by the power of two below its largest number.
     """
     if own.dtype == number_type:
-        row_scales = scale
+        row_scales = scale * LOG2_E
     else:
         largest = tl.max(tl.abs(own.to(tl.float32)), axis=1)
         if TAIL > 0:
@@ -394,7 +391,7 @@ def _as_operands(own, own_tail, scale, number_type: tl.constexpr, TAIL: tl.const
         inverse = ((254 - exponents) << 23).to(tl.float32, bitcast=True)[:, None]
         own = (own.to(tl.float32) * inverse).to(number_type)
         own_tail = (own_tail.to(tl.float32) * inverse).to(number_type)
-        row_scales = power * scale
+        row_scales = power * (scale * LOG2_E)
     return own, own_tail, row_scales
 
 
@@ -408,18 +405,26 @@ def _segments(begin, end, N: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.c
 
 
 @triton.constexpr_function
-def _type_of_numbers(own, stored, has_e4m3):
+def _type_of_numbers(own, stored, how):
     """Return the type in which queries of type `own` are multiplied by keys."""
-    return tl.float16 if own == tl.bfloat16 and stored == "e4m3" and has_e4m3 else own
+    return tl.float16 if own == tl.bfloat16 and stored != "plain" and how != "integers" else own
 
 
 @triton.jit
-def _as_numbers(stored, number_type: tl.constexpr, STORED: tl.constexpr, HAS_E4M3: tl.constexpr):
-    if STORED == "e4m3":
-        return decode_e4m3(stored, number_type, HAS_E4M3)
-    if stored.dtype == number_type:
-        return stored
-    return stored.to(tl.float32).to(number_type)
+def _as_numbers(stored, number_type: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr):
+    is_packed: tl.constexpr = number_type == tl.float16 and BYTES != "integers" and BYTES != "cast"
+    if STORED == "plain":
+        if stored.dtype == number_type:
+            numbers = stored
+        else:
+            numbers = stored.to(tl.float32).to(number_type)
+    elif is_packed:
+        numbers = unpack_bytes(stored, STORED, BYTES)
+    elif STORED == "e4m3":
+        numbers = decode_e4m3(stored, number_type, BYTES == "cast" or BYTES == "packed")
+    else:
+        numbers = stored.to(tl.float32).to(number_type)
+    return numbers
 
 
 @triton.jit

@@ -18,6 +18,42 @@ _SMALLEST_NORMAL = tl.constexpr(2.0**-6)
 # Adding and taking it away rounds a float32 to an integer, halves to even.
 _ROUNDER = tl.constexpr(1.5 * 2**23)
 
+E4M3_PTX = tl.constexpr("""{
+.reg .b16 low, high;
+mov.b32 {low, high}, $2;
+cvt.rn.f16x2.e4m3x2 $0, low;
+cvt.rn.f16x2.e4m3x2 $1, high;
+}""")
+"""By the conversion that the hardware has since compute capability 8.9."""
+E4M3_INTEGERS_PTX = tl.constexpr("""{
+.reg .b32 low, high, sign, scale;
+mov.b32 scale, 0x5c005c00;
+prmt.b32 low, $2, 0, 0x1404;
+prmt.b32 high, $2, 0, 0x3424;
+and.b32 sign, low, 0x80008000;
+shr.b32 low, low, 1;
+and.b32 low, low, 0x3f803f80;
+or.b32 low, low, sign;
+mul.f16x2 $0, low, scale;
+and.b32 sign, high, 0x80008000;
+shr.b32 high, high, 1;
+and.b32 high, high, 0x3f803f80;
+or.b32 high, high, sign;
+mul.f16x2 $1, high, scale;
+}""")
+"""Moved to the same places of a float16 it is the number times 2^-8, its smallest numbers included."""
+INT8_PTX = tl.constexpr("""{
+.reg .b32 low, high, other;
+xor.b32 low, $2, 0x80808080;
+mov.b32 other, 0x64646464;
+prmt.b32 high, low, other, 0x4342;
+prmt.b32 low, low, other, 0x4140;
+mov.b32 other, 0x64806480;
+sub.f16x2 $0, low, other;
+sub.f16x2 $1, high, other;
+}""")
+"""The number plus 128 in the last places of 1024, less 1152."""
+
 
 @triton.jit
 def decode_e4m3(codes, target: tl.constexpr, has_e4m3: tl.constexpr):
@@ -27,6 +63,21 @@ def decode_e4m3(codes, target: tl.constexpr, has_e4m3: tl.constexpr):
     wide = codes.to(tl.uint32)
     moved = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
     return (moved.to(tl.float32, bitcast=True) * _TWO_TO_120).to(target)
+
+
+@triton.jit
+def unpack_bytes(stored, STORED: tl.constexpr, BYTES: tl.constexpr):
+    """Turn bytes into float16 on one of NVIDIA's GPUs, four at a time; `BYTES`: `packed` or `packed integers`.
+
+    The compiler moves what it knows as a conversion behind the change of layout before a product, and then reads the bytes
+    of a tile one by one. Of this it knows nothing.
+    """
+    asm: tl.constexpr = (
+        INT8_PTX if STORED == "int8" else E4M3_PTX if BYTES == "packed" else E4M3_INTEGERS_PTX
+    )
+    return tl.inline_asm_elementwise(
+        asm, "=&r,=&r,r", [stored], dtype=tl.float16, is_pure=False, pack=4
+    )
 
 
 @triton.jit
