@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -60,6 +61,8 @@ _SECONDS = 590.0
 _CPU_PATIENCE = 10.0
 """Multiplies all of these on a CPU, whose kernels are interpreted; a GPU's limits are its own."""
 _RUNNING: list[subprocess.Popen[bytes]] = []
+_STARTING = threading.RLock()
+"""Held while a part is started, or taken for ended; a signal comes to the thread that may hold it."""
 _SCRIPT, _PROBE = (Path(__file__).with_name(f"gpu_{name}.py") for name in ("parts", "probe"))
 
 
@@ -67,7 +70,8 @@ def main() -> int:
     """Run all parts and return the exit status."""
     started = time.monotonic()
     arguments = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: _end_all())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: _end_all(received))
     report: dict[str, Any] = {"environment": {"device": arguments.device}, "parts": {}}
     has_figures = arguments.output.exists()
     if not has_figures:
@@ -86,6 +90,9 @@ def main() -> int:
     print(f"each part may take {told}", flush=True)
     for part, found in _run_all(list(arguments.parts or _PARTS), arguments, started):
         report["parts"][part] = found
+        report["parts"] = {
+            name: report["parts"][name] for name in _PARTS if name in report["parts"]
+        }
         report["wall_seconds"] = round(time.monotonic() - started, 1)
         _print_part(part, found)
         _write(report, arguments.output)
@@ -187,14 +194,15 @@ def _call(
     """Run a script and end it after so many seconds; return what went wrong, and what it had printed."""
     # In files: a process that it has left behind would keep the end of a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(script), *options],
-            stdout=output,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,
-        )
-        _RUNNING.append(process)
+        with _STARTING:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *options],
+                stdout=output,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+            )
+            _RUNNING.append(process)
         try:
             code = process.wait(timeout=limit)
             problem = f"ended with {code}: {_read(errors).strip()[-1500:]}" if code else None
@@ -202,15 +210,17 @@ def _call(
             problem = f"was stopped after its {limit:.0f} s"
         finally:
             _kill_session(process)
-            _RUNNING.remove(process)
+            with _STARTING:
+                _RUNNING.remove(process)
         return problem, _read(output)
 
 
-def _end_all() -> None:
-    """End all parts that run, and then this process."""
-    for process in _RUNNING:
-        _kill_session(process)
-    os._exit(128 + signal.SIGTERM)  # threads would wait to be joined
+def _end_all(received: int) -> None:
+    """End all parts that run, and then this process, as a signal asks for; no other one begins meanwhile."""
+    with _STARTING:
+        for process in _RUNNING:
+            _kill_session(process)
+        os._exit(128 + received)  # threads would wait to be joined
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

@@ -134,19 +134,32 @@ def test_random_shapes(monkeypatch):
 
 @pytest.mark.usefixtures("dots_in_one_order")
 @pytest.mark.parametrize(
-    "each",
+    ("each", "dtype", "kv"),
     [
-        LAYERS["full"],
-        *(pytest.param(LAYERS[name], marks=ON_BOTH) for name in ("window", "sinks", "latent")),
+        (LAYERS["full"], torch.float32, "float32"),
+        *(
+            pytest.param(LAYERS[name], torch.float32, "float32", marks=ON_BOTH)
+            for name in ("window", "sinks", "latent")
+        ),
+        *(
+            (LAYERS[name], dtype, kv)
+            for name in ("full", "window", "latent")
+            for dtype, kv in (
+                (torch.bfloat16, "fp8_e4m3"),
+                (torch.float16, "fp8_e4m3"),
+                (torch.float16, "int8"),
+            )
+        ),
     ],
 )
-def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_and_alone(each, monkeypatch):
+def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_and_alone(each, dtype, kv, monkeypatch):
     """As one of many in a prompt, with three others, and alone: its keys are read in the same order."""
     monkeypatch.setattr(launching, "FIXED_SEGMENT", 64)
     contexts = (70, 130)
     lasts = []
     for new in (1, 4, 20):
-        case = Case(each, spans=tuple((context, new) for context in contexts), is_fixed=True)
+        spans = tuple((context, new) for context in contexts)
+        case = Case(each, dtype, kv, spans=spans, is_fixed=True)
         lasts.append(last_rows(case))
     assert torch.equal(lasts[0], lasts[1])
     assert torch.equal(lasts[0], lasts[2])
@@ -161,7 +174,7 @@ def last_rows(case: Case) -> Tensor:
     outputs = []
     kv_heads, dim = case.layer.num_kv_heads, case.layer.head_dim
     torch.manual_seed(4)
-    histories = [torch.randn(3, context, kv_heads, dim) for context, _ in case.spans]
+    histories = [torch.randn(3, context, kv_heads, dim).to(case.dtype) for context, _ in case.spans]
     sides = case.layer.num_planes
     for history, (context, new), table in zip(histories, case.spans, tables, strict=True):
         places = torch.arange(context - new)

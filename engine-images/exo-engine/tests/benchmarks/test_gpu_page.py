@@ -105,7 +105,7 @@ def test_the_cost_of_fixed_sums_is_that_of_the_same_step_without_them():
 
 
 def test_a_step_is_the_sum_of_its_launches(monkeypatch):
-    """Where each launch takes a microsecond: 32 layers of 4 products, 2 norms, attention, storing; 1 norm, the logits.
+    """Where each launch takes a microsecond: 32 layers of 4 products, 2 norms, attention, storing, gates; 1 norm, the logits.
 
     Sums of 3 of the 4 products are cut, and added up by a launch of their own.
     """
@@ -115,23 +115,22 @@ def test_a_step_is_the_sum_of_its_launches(monkeypatch):
     monkeypatch.setattr(gpu_reckoning, "reckon", lambda work, compiled, card: ones)
     monkeypatch.setattr(gpu_reckoning, "_LAUNCH_SECONDS", 0.0)
     step = reckon_step(CARDS[0], "Llama-3.1-8B", "llama-3.1-8b", 256, {})
-    own = 32 * (6 * 256 * (2 * 4096 + 14336)) / 4.3e12 * 1e6  # adding twice, and the gate
-    launches = 32 * (4 + 3 + 2 + 2 + 1) + 2  # attention is split, and put together
-    assert step.fixed_us == pytest.approx(launches + own)
+    launches = 32 * (4 + 3 + 2 + 2 + 1 + 1) + 2  # attention is split, and put together
+    assert step.fixed_us == pytest.approx(launches)
     assert step.plain_us + sum(step.added_us.values()) == pytest.approx(step.fixed_us)
     weights = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096)
     assert step.plain_us > weights / 4.3e12 * 1e6
 
 
 def test_whole_steps_stand_beside_the_aim():
-    step = Step("H200", "Some-8B", 32, 4000.0, 5000.0, {"products": 900, "attention": 110, "norms": -10})  # fmt: skip
-    line = "| H200 | Some-8B | 32 | 4,000 | 5,000 | +900 | +110 | -10 | 20 | ≤ 15 |"
+    step = Step("H200", "Some-8B", 32, 4000.0, 5000.0, {"products": 900, "attention": 110})  # fmt: skip
+    line = "| H200 | Some-8B | 32 | 4,000 | 5,000 | +900 | +110 | 20 | ≤ 15 |"
     assert line in steps_table([step])
     assert line in page([], None, [step]).splitlines()
 
 
 def test_aims_that_steps_miss_are_named():
-    costs = {"products": 0, "attention": 0, "norms": 0}
+    costs = {"products": 0, "attention": 0}
     steps = [
         Step("L40S", "Llama-3.1-8B", 32, 4000.0, 5000.0, costs),
         Step("H200", "Llama-3.1-8B", 1, 4400.0, 4500.0, costs),

@@ -3,7 +3,7 @@
 `scale = max |weights| / 448` over an output (`fp8`), a matrix of the checkpoint (`fp8_per_tensor`) or 128
 inputs of an output (`fp8_per_block`); `weight = e4m3(number / scale)`. On a GPU that multiplies FP8 the
 first two make inputs FP8, too, each row with a scale of its own, and multiply by PyTorch's scaled product; by
-`kernels/triton/matmul.py` where there are many matrices, or where a row's bits may not depend on the others.
+`kernels/triton/matmul.py` where rows are few or matrices many, or where a row's bits may not depend on the others.
 Blocks are multiplied by that with inputs as they are. Elsewhere weights are turned back into numbers a slab at a time.
 
 Legend: N outputs, K inputs, G groups of inputs with a scale.
@@ -38,6 +38,8 @@ _SLAB_WEIGHTS = {"cpu": 2**20, "cuda": 2**24}
 _LOADING_SLAB_WEIGHTS = {"cpu": 2**18, "cuda": 2**22}
 # Rows up to which Triton multiplies blocks: more are worth turning all weights into numbers.
 _MOST_ROWS = 128
+# The same of inputs in FP8: PyTorch's library is as slow for few rows as for 128. 32 were timed on an H200.
+_MOST_SCALED_ROWS = 32
 # What torch._scaled_mm wants inputs and outputs to be multiples of.
 _SCALED_MULTIPLE = 16
 
@@ -116,11 +118,9 @@ class Fp8(WeightFormat):
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        if self._is_triton:
+        if self._is_triton and (self.is_fixed or len(inputs) <= self._most_rows):
             from exo_engine.kernels.triton import matmul
 
-            most = _MOST_ROWS if self.scaled_by == "block" else matmul.SHORT_ROWS
-        if self._is_triton and (self.is_fixed or len(inputs) <= most):
             return matmul.multiply(self._operand, self.scale, inputs, bias, is_fixed=self.is_fixed)
         if self.is_scaled:
             outputs = self._multiply_scaled(inputs)
@@ -132,6 +132,13 @@ class Fp8(WeightFormat):
             for rows in slabs(len(self.weight), self._slab_rows)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows up to which Triton multiplies, where a row's bits may depend on the others."""
+        if self.scaled_by == "block":
+            return _MOST_ROWS
+        return _MOST_SCALED_ROWS if self.is_scaled and torch.version.hip is None else 0
 
     @property
     def _operand(self) -> Tensor:

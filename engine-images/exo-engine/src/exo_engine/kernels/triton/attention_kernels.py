@@ -120,7 +120,10 @@ def attend_pages(
         kv_head = head_tile if KV_HEADS > 1 else 0
         in_page = kv_head * (PAGE * DIM)
         scales_in_page = (KV_HEADS * PAGE * (DIM + TAIL)) // 4 + kv_head * PAGE
-        number_type: tl.constexpr = _type_of_numbers(queries.dtype.element_ty, STORED, BYTES)
+        number_type: tl.constexpr = _type_of_numbers(
+            queries.dtype.element_ty, STORED, BYTES, SEGMENT
+        )
+        has_unit: tl.constexpr = STORED != "plain" and number_type == tl.float16 and SEGMENT == 0
         own, own_tail, row_scales = _as_operands(own, own_tail, scale, number_type, TAIL)
         last = tl.minimum(context, context - num_queries + first_token + TOKENS) - 1
         whole_from = tl.maximum(begin, _first_seen(last, WINDOW, CHUNK))
@@ -136,7 +139,7 @@ def attend_pages(
                 own, own_tail, maxima, sums, totals, origin + segment * length, tl.minimum(stop, end),
                 begin, end, whole_from, whole_to, positions, seen_from, table, keys, values, key_scales, value_scales,
                 in_page, scales_in_page, page_stride, scale_stride, row_scales, soft_cap,
-                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, BYTES,
+                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, has_unit, HAS_CAP, STORED, BYTES,
                 IS_INTERPRETED,
             )  # fmt: skip
         else:  # all segments, one after the other, as `combine_segments` puts them together
@@ -146,7 +149,7 @@ def attend_pages(
                     tl.zeros((M, DIM_TILE), tl.float32), start, tl.minimum(start + SEGMENT, end),
                     begin, end, whole_from, whole_to, positions, seen_from, table, keys, values, key_scales, value_scales,
                     in_page, scales_in_page, page_stride, scale_stride, row_scales, soft_cap,
-                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, HAS_CAP, STORED, BYTES,
+                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, WINDOW + CHUNK > 0, has_unit, HAS_CAP, STORED, BYTES,
                     IS_INTERPRETED,
                 )  # fmt: skip
                 maxima, before, after = _weigh(maxima, new_maxima)
@@ -250,39 +253,37 @@ def _attend_segment(
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
     row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    IS_BOUNDED: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr,
+    IS_BOUNDED: tl.constexpr, HAS_UNIT: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Go over the keys [start, stop), of which those in [begin, end) may be read.
 
     All rows see all keys of [whole_from, whole_to).
     """
-    unit = (
-        tl.zeros((), tl.float32) + LEAST_SCALE
-    )  # of totals; where FP8 becomes float16 the largest scale of the values so far
+    unit = tl.zeros((), tl.float32) + LEAST_SCALE  # of totals, if HAS_UNIT: values' largest scale
     whole_start = start
     if IS_BOUNDED:
         whole_start = tl.minimum(tl.maximum(tl.cdiv(whole_from, N) * N, start), stop)
         maxima, sums, totals, unit = _attend_tiles(
             own, own_tail, maxima, sums, totals, unit, start, whole_start, begin, end, positions, seen_from,
             table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-            row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, BYTES,
+            row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_UNIT, HAS_CAP, STORED, BYTES,
             IS_INTERPRETED,
         )  # fmt: skip
     whole_stop = tl.maximum(tl.minimum(whole_to, stop) // N * N, whole_start)
     maxima, sums, totals, unit = _attend_tiles(
         own, own_tail, maxima, sums, totals, unit, whole_start, whole_stop, begin, end, positions, seen_from,
         table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, True, HAS_CAP, STORED, BYTES,
+        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, True, HAS_UNIT, HAS_CAP, STORED, BYTES,
         IS_INTERPRETED,
     )  # fmt: skip
     maxima, sums, totals, unit = _attend_tiles(
         own, own_tail, maxima, sums, totals, unit, whole_stop, stop, begin, end, positions, seen_from,
         table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
-        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_CAP, STORED, BYTES,
+        row_scales, soft_cap, number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, False, HAS_UNIT, HAS_CAP, STORED, BYTES,
         IS_INTERPRETED,
     )  # fmt: skip
-    if STORED != "plain" and number_type == tl.float16:
+    if HAS_UNIT:
         totals = totals * unit
     return maxima, sums, totals
 
@@ -293,7 +294,7 @@ def _attend_tiles(
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
     row_scales, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    IS_WHOLE: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr,
+    IS_WHOLE: tl.constexpr, HAS_UNIT: tl.constexpr, HAS_CAP: tl.constexpr, STORED: tl.constexpr, BYTES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Go over tiles of the keys [start, stop); `IS_WHOLE`: all of them may be read, and are seen by all rows."""
@@ -335,7 +336,7 @@ def _attend_tiles(
         sums = sums * before + tl.sum(weights, axis=1)
         if STORED != "plain":
             factors = _load_scales(value_scales + scale_rows, is_held, IS_WHOLE)
-            if number_type == tl.float16:
+            if HAS_UNIT:
                 larger = tl.maximum(unit, tl.max(factors, axis=0))
                 before = before * (unit / larger)
                 factors = factors / larger
@@ -405,9 +406,13 @@ def _segments(begin, end, N: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.c
 
 
 @triton.constexpr_function
-def _type_of_numbers(own, stored, how):
-    """Return the type in which queries of type `own` are multiplied by keys."""
-    return tl.float16 if own == tl.bfloat16 and stored != "plain" and how != "integers" else own
+def _type_of_numbers(own, stored, how, segment):
+    """Return the type in which queries of type `own` are multiplied by keys.
+
+    With segments of a fixed size it is their own: by what weights are divided depends on keys that not every row sees.
+    """
+    is_half = own == tl.bfloat16 and stored != "plain" and how != "integers" and not segment
+    return tl.float16 if is_half else own
 
 
 @triton.jit
