@@ -20,14 +20,10 @@ from product_cases import (
     ProductCase,
     check_bits,
     check_fp8,
-    check_gate,
-    check_heads,
-    check_norm,
-    check_row,
-    check_states,
     fp8_kinds,
     random_product_case,
 )
+from row_cases import check_gate, check_heads, check_norm, check_row, check_states
 
 from gpu.launches import META, Work
 

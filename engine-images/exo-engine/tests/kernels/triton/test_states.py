@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from attention_cases import CPU
-from product_cases import check_gate, check_norm, check_row, check_states
+from row_cases import check_gate, check_norm, check_row, check_states
 
 
 @pytest.mark.parametrize("seed", range(6))
