@@ -31,7 +31,9 @@ def check_norm(device: torch.device, seed: int) -> None:
         expected = rows + updates
         with Poisoned():
             rows, found = pointwise.add_and_normalise(rows, updates, weight, 1e-5)
-        assert torch.equal(rows, expected), "sums"
+        # The interpreter cuts bfloat16 off where a GPU rounds.
+        off = 0.0 if device.type == "cuda" else float(expected.abs().max()) * rounding(dtype)
+        torch.testing.assert_close(rows, expected, rtol=0.0, atol=off)
     else:
         with Poisoned():
             found = pointwise.normalise(rows, weight if has_weight else None, 1e-5)
