@@ -89,7 +89,7 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600 $(SLOWEST) $(IN_PROCESSES)
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
-	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
+	@$(PYTEST) -m equivalence --timeout 600 $(IN_PROCESSES) engine-images/exo-engine/tests
 
 OF_TRITON := engine-images/exo-engine/tests/kernels/triton
 # Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses: in $(OF_TRITON)/triton-3.6.0.txt is what
