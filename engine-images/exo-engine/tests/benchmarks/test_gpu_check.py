@@ -405,3 +405,37 @@ def test_all_parts_end_within_ten_minutes():
     together = max(limits[:3])
     assert list(gpu_check._PARTS)[:3] == list(gpu_check._SIDE_BY_SIDE)
     assert gpu_check._PROBE_SECONDS + together + sum(limits[3:-3]) <= gpu_check._SECONDS <= 590
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_parts_that_run_side_by_side_end_with_the_command(number, tmp_path):
+    """Each of them; and no other one begins."""
+    begun = tmp_path / "begun"
+    sleeper, driver = tmp_path / "part.py", tmp_path / "driver.py"
+    sleeper.write_text(
+        f"import os, time\nopen({str(begun)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    )
+    driver.write_text(
+        f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import gpu_check
+os.cpu_count = lambda: 16
+gpu_check._SCRIPT = Path({str(sleeper)!r})
+gpu_check._probe = lambda arguments: {{"device": "cpu"}}
+sys.argv = ["gpu_check.py", "--device", "cpu", "--output", {str(tmp_path / "figures.json")!r}]
+sys.exit(gpu_check.main())
+"""
+    )
+    process = subprocess.Popen([sys.executable, driver], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not begun.exists() or len(begun.read_text().splitlines()) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 128 + number
+    pids = [int(line) for line in begun.read_text().split()]
+    assert len(pids) == 3
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

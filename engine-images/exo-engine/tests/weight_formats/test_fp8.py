@@ -65,17 +65,18 @@ def test_weights_are_rounded_by_their_own_scale(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(("num_rows", "fewer"), [(7, 1), (40, 33)], ids=["in Triton", "in PyTorch"])
 @pytest.mark.parametrize("kind", [Fp8, Fp8PerTensor])
 def test_the_scaled_product_is_that_of_inputs_in_fp8(
-    kind: type[Fp8], monkeypatch: pytest.MonkeyPatch
+    kind: type[Fp8], num_rows: int, fewer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU; PyTorch has this product on a CPU, too."""
+    """As on a GPU, few rows in Triton and more in PyTorch, which has this product on a CPU, too."""
     monkeypatch.setattr(fp8, "is_for_triton", lambda device: True)
     parts = two_parts(96)
     matrix = filled(kind, parts, torch.bfloat16)
     assert matrix.is_scaled
     torch.manual_seed(1)
-    inputs, bias = torch.randn(7, 96).bfloat16(), torch.randn(80).bfloat16()
+    inputs, bias = torch.randn(num_rows, 96).bfloat16(), torch.randn(80).bfloat16()
     inputs[2] *= 100
     factors = inputs.float().abs().amax(dim=1, keepdim=True) / 448
     seen = (inputs.float() / factors).to(torch.float8_e4m3fn).float() * factors
@@ -84,10 +85,28 @@ def test_the_scaled_product_is_that_of_inputs_in_fp8(
     assert found.dtype == torch.bfloat16
     error = (found.float() - expected).abs().amax(dim=1) / expected.abs().amax(dim=1)
     assert error.max() < 2**-7
-    assert torch.equal(found[:1], matrix.multiply(inputs[:1], bias)), "no row knows of another"
+    assert torch.equal(found[:fewer], matrix.multiply(inputs[:fewer], bias)), (
+        "no row knows of another"
+    )
 
 
-@pytest.mark.parametrize("num_rows", [1, 7])
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [Fp8, Fp8PerTensor])
+def test_what_pytorch_does_not_scale_keeps_its_inputs_for_few_rows_as_for_many(
+    kind: type[Fp8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, "is_for_triton", lambda device: True)
+    parts = two_parts(52)
+    matrix = filled(kind, parts, torch.bfloat16)
+    assert not matrix.is_scaled
+    inputs = torch.randn(40, 52).bfloat16()
+    expected = inputs.float() @ torch.cat([rounded(kind, part) for part in parts]).T
+    for rows in (slice(0, 3), slice(0, 40)):
+        off = (matrix.multiply(inputs[rows], None).float() - expected[rows]).abs().max()
+        assert off < 2**-7 * expected.abs().max()
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 40])
 @pytest.mark.parametrize("kind", [Fp8, Fp8PerTensor])
 def test_a_gpus_scaled_product_takes_what_it_is_given(
     kind: type[Fp8], num_rows: int, monkeypatch: pytest.MonkeyPatch
