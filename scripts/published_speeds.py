@@ -36,6 +36,8 @@ QUANTITIES: Mapping[str, str] = {
 
 
 _DECISIVE = frozenset({"gpu", "gpu_count", "tensor_parallel_size"})
+_ANOTHER = frozenset({"power_limit_watts", "patched"})
+"""What only a record has whose GPU or engine was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,12 @@ class Figure:
 
     @property
     def is_stated(self) -> bool:
-        """Whether the source states the kind of GPU, and how the model was split: another kind has another speed."""
-        return _DECISIVE.isdisjoint(self.record.get("inferred", ()))
+        """Whether the source states the kind of GPU, and how the model was split: another kind has another speed.
+
+        A GPU that is held to less power than its own is another kind, and an engine that was patched another engine.
+        """
+        inferred = self.record.get("inferred") or ()
+        return _DECISIVE.isdisjoint(inferred) and _ANOTHER.isdisjoint(self.record)
 
     @property
     def is_cached(self) -> bool:
