@@ -95,7 +95,8 @@ def _planned(case: Mapping[str, Any]) -> Plan | None:
         parameters = stated_parameters(case, version)
     except UsageError:
         return None
-    if rules.version < rules.oldest or not rules.spans_gpus or model.cannot_size is not None:
+    is_other = not rules.spans_gpus or rules.static_share is not None
+    if rules.version < rules.oldest or is_other or model.cannot_size is not None:
         return None
     result = plan(model, gpu, int(case.get("gpu_count") or 1), parameters)
     is_refused = any(each.code == "draft-model" for each in result.problems)
@@ -165,7 +166,7 @@ def _residual(
         if stage is not None:
             planned = result.stages[stage].weights_bytes
         left += planned / GIB - float(weights) + _draft(parts)
-    share = setting.parameters.gpu_memory_utilization or setting.rules.default_utilization
+    share = setting.memory_share
     down = (setting.gpu.shortfall_bytes * share / GIB) ** 2
     up = (setting.gpu.reported_error_bytes * share / GIB) ** 2
     for name, each in parts.items():

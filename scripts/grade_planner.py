@@ -169,30 +169,36 @@ def render(
         peer: starts among which those that another planner published are shown beside its figures.
         ran: grades of starts whose speed was published.
     """
-    lines = [_HEAD, *_section(_GRADED, graded, explanations)]
+    lines = [_HEAD, *section(_GRADED, graded, explanations)]
     if unseen is not None:
-        lines += _section(_UNSEEN, unseen, explanations)
+        lines += section(_UNSEEN, unseen, explanations)
         lines += _pooled(graded, unseen)
     if ran is not None and unseen is not None:
         lines += [_RAN, *_fit_lines(ran, explanations), _tight_line(graded, unseen, ran)]
     if peer:
         lines += _beside_peer(peer)
     if calibration is not None:
-        lines += _section(_CALIBRATION, calibration, explanations)
+        lines += section(_CALIBRATION, calibration, explanations)
     if left_out:
         lines += [_LEFT_OUT + "\n".join(_left_out_row(each) for each in left_out) + "\n"]
     groups = [each for each in (graded, unseen, calibration) if each is not None]
     for quantity in LIMITS:
         missed = [each for group in groups for each in group.of(quantity)]
-        lines += _miss_lines(quantity, quantity, missed, explanations)
-    lines += ["## Not graded\n", "| case | what | why |", "| --- | --- | --- |"]
+        lines += miss_lines(quantity, quantity, missed, explanations)
+    return "\n".join([*lines, *not_graded_lines(groups), "", _RULES])
+
+
+def not_graded_lines(groups: Sequence[Grades]) -> list[str]:
+    """Return the table of what was not graded, with the reasons."""
+    lines = ["## Not graded\n", "| case | what | why |", "| --- | --- | --- |"]
     lines += [
         f"| {case} | {what} | {why} |" for each in groups for case, what, why in each.not_graded
     ]
-    return "\n".join([*lines, "", _RULES])
+    return lines
 
 
-def _section(head: str, grades: Grades, explanations: Mapping[str, str]) -> list[str]:
+def section(head: str, grades: Grades, explanations: Mapping[str, str]) -> list[str]:
+    """Return the part of a page for one group of starts: its table, its band, and whether they started."""
     return [
         head.format(count=grades.num_cases), *_table(grades), *_band_lines(grades.graded),
         *_fit_lines(grades, explanations),
@@ -358,9 +364,10 @@ def _fit_lines(grades: Grades, explanations: Mapping[str, str]) -> list[str]:
 _UNEXPLAINED = "not explained"
 
 
-def _miss_lines(
+def miss_lines(
     title: str, quantity: str, graded: Sequence[Graded], explanations: Mapping[str, str]
 ) -> list[str]:
+    """Return the table of figures that were missed by more than the limit; nothing where there is none."""
     missed = [each for each in graded if abs(each.error) > miss_limit(quantity)]
     if not missed:
         return []

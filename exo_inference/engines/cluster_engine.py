@@ -63,17 +63,23 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class VllmMeaning:
-    """Which flags mean for the weights of each GPU what flags of vLLM mean; nothing else of its memory is sized.
+    """Which flags mean for memory what flags of vLLM mean.
 
     Attributes:
         settings: names of flags, each with the planner's setting.
         values: values that vLLM spells otherwise.
         others: flags, or values of flags, that change what memory is needed in ways not known here.
+        of_share: flags that have a part in the share of memory that the engine takes where no flag says it.
     """
 
     settings: Mapping[str, str]
     values: Mapping[str, str]
     others: frozenset[str]
+    of_share: frozenset[str] = frozenset()
+
+    def name_of(self, setting: str) -> str:
+        """Return the name of the flag that means a setting of the planner."""
+        return next(name for name, meant in self.settings.items() if meant == setting)
 
 
 @dataclass(frozen=True)

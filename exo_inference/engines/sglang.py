@@ -1,4 +1,4 @@
-"""SGLang: what the platform sets of it, and which of its flags mean for memory what vLLM's mean.
+"""SGLang: what the platform sets of it, and what its flags mean for memory (`planner/static` has the rules).
 
 Its parser is Python's argparse: `--flag=value` is read, `_` is not `-`, booleans take no value.
 """
@@ -51,6 +51,8 @@ ENGINE = ClusterEngine(
             "context-length": "max_model_len",
             "max-running-requests": "max_num_seqs",
             "mem-fraction-static": "gpu_memory_utilization",
+            "chunked-prefill-size": "max_num_batched_tokens",
+            "max-total-tokens": "num_gpu_blocks_override",
             "kv-cache-dtype": "kv_cache_dtype",
             "dtype": "dtype",
             "tensor-parallel-size": "tensor_parallel_size",
@@ -70,7 +72,23 @@ ENGINE = ClusterEngine(
                 "enable-dp-attention",
                 "json-model-override-args",
                 "speculative-algorithm",
-                "fp4_e2m1",
+                "swa-full-tokens-ratio",
+                "disable-hybrid-swa-memory",
+                "mamba-full-memory-ratio",
+                "max-mamba-cache-size",
+                "enable-lora",
+                "lora-paths",
+                "disable-radix-cache",
+            }
+        ),
+        of_share=frozenset(
+            {
+                "cuda-graph-max-bs",
+                "cuda-graph-bs",
+                "disable-cuda-graph",
+                "disable-piecewise-cuda-graph",
+                "piecewise-cuda-graph-max-tokens",
+                "piecewise-cuda-graph-tokens",
             }
         ),
     ),

@@ -250,7 +250,9 @@ def _slower(before: Plan, after: Plan) -> float | None:
     """Return the difference between tokens of one request with the same context."""
     context = max(1, min(before.max_model_len, after.max_model_len, 2048))
     times = [
-        inter_token_seconds(each.basis.speed, context) if each.basis is not None else None
+        inter_token_seconds(each.basis.speed, context)
+        if each.basis is not None and each.basis.setting.rules.estimates_speed
+        else None
         for each in (before, after)
     ]
     if times[0] is None or times[1] is None:

@@ -68,6 +68,12 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
         before: its plan.
         others: GPUs that may be taken instead.
     """
+    if wanted.parameters.rules.static_share is not None:
+        # What its other flags free is not sized.
+        yield from _count_changes(wanted, before)
+        yield from _checkpoint_changes(wanted)
+        yield from _family_changes(wanted, before, others)
+        return
     yield from _state_changes(wanted, before)
     yield from _length_changes(wanted, before)
     yield from _overhead_changes(wanted, before)
@@ -210,6 +216,12 @@ def _weight_changes(wanted: Wanted) -> Iterator[Change]:
             effect = "weights quantized to 4 bits by bitsandbytes while loading: slower decoding"
             changed = wanted.with_flags(quantization="bitsandbytes")
             yield Change("quantization", 4.7, effect, changed, LESS)
+    yield from _checkpoint_changes(wanted)
+
+
+def _checkpoint_changes(wanted: Wanted) -> Iterator[Change]:
+    """Yield checkpoints of the model that were published with smaller weights."""
+    model = wanted.model
     for sibling in quantized_siblings(model):
         form = sibling.quantization.default if sibling.quantization is not None else None
         bits = round(form.bits) if form is not None else 16

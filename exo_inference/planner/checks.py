@@ -23,14 +23,20 @@ MAX_STAGES = 64
 def check_request(
     model: Architecture, gpu: Gpu, gpu_count: int, parameters: EngineParameters, ranks: Ranks
 ) -> list[Problem]:
-    """Return everything that is wrong apart from memory."""
-    problems = _check_ranks(model, gpu, gpu_count, ranks)
-    problems += _check_lengths(model, parameters)
+    """Return everything that is wrong apart from memory; which types an engine takes is known of vLLM and exo-engine."""
+    rules = parameters.rules
+    problems = _check_ranks(model, gpu, gpu_count, ranks, rules)
+    problems += _check_length(model, parameters)
+    if rules.static_share is not None:
+        return problems
+    problems += _check_steps(model, parameters, rules)
     problems += _check_types(model, gpu, parameters)
-    return problems + _check_engine(model, gpu_count, parameters.rules)
+    return problems + _check_engine(model, gpu_count, rules)
 
 
-def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) -> list[Problem]:
+def _check_ranks(
+    model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks, rules: EngineRules
+) -> list[Problem]:
     problems = []
     if gpu_count < 1:
         problems.append(
@@ -39,7 +45,7 @@ def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) ->
     if gpu_count > gpu.max_count and gpu.vendor != "cpu":
         detail = (
             f"{gpu_count} GPUs were asked for, a machine has {gpu.max_count} {gpu.name}: the replica spans "
-            "machines, which needs a fast network and --distributed-executor-backend=ray"
+            f"machines, which needs a fast network{rules.spans_nodes_with}"
         )
         step = f"take at most {gpu.max_count} to stay in one"
         problems.append(Problem("gpu-count", f"{detail}; {step}", refuses=False))
@@ -68,7 +74,7 @@ def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) ->
         if count % ranks.tensor and ranks.tensor % count:
             detail = f"{count} KV heads and {ranks.tensor} GPUs: one must divide the other"
             problems.append(Problem("tensor-parallel", detail))
-    problems += _check_blocks(model, ranks)
+    problems += _check_blocks(model, ranks, rules)
     if ranks.pipeline > len(model.layers):
         detail = f"{len(model.layers)} layers cannot be split into {ranks.pipeline} pipeline stages"
         problems.append(Problem("pipeline-parallel", detail))
@@ -78,7 +84,7 @@ def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) ->
     return problems
 
 
-def _check_blocks(model: Architecture, ranks: Ranks) -> list[Problem]:
+def _check_blocks(model: Architecture, ranks: Ranks, rules: EngineRules) -> list[Problem]:
     """Check that experts in block FP8 split into whole blocks (vLLM refuses others; MiniMax-M2 at TP8)."""
     forms = {
         w.format
@@ -93,25 +99,21 @@ def _check_blocks(model: Architecture, ranks: Ranks) -> list[Problem]:
     if width % (ranks.tensor * block) == 0:
         return []
     detail = f"experts of width {width} in FP8 blocks of {block} cannot be split over {ranks.tensor} GPUs"
-    return [Problem("tensor-parallel", f"{detail}: use --enable-expert-parallel or fewer GPUs")]
+    step = f"use {rules.flag('enable-expert-parallel')} or fewer GPUs"
+    return [Problem("tensor-parallel", f"{detail}: {step}")]
 
 
 def _splits(kind: KvKind) -> bool:
     return kind not in (KvKind.LATENT, KvKind.STATE, KvKind.COMPRESSED)
 
 
-def _check_lengths(model: Architecture, parameters: EngineParameters) -> list[Problem]:
-    problems = []
+def _check_length(model: Architecture, parameters: EngineParameters) -> list[Problem]:
     asked, own = parameters.max_model_len, model.max_model_len
-    if isinstance(asked, int) and own is not None and asked > own:
-        detail = f"--max-model-len is {asked}, the model allows {own} by its config.json"
-        problems.append(Problem("max-model-len", f"{detail}: set --max-model-len={own} or less"))
-    tokens, seqs = parameters.max_num_batched_tokens, parameters.max_num_seqs
-    if tokens is not None and seqs is not None and tokens < seqs:
-        detail = f"--max-num-batched-tokens is {tokens}, expected at least --max-num-seqs ({seqs})"
-        step = f"set --max-num-batched-tokens={seqs} or more"
-        problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
-    return problems + _check_steps(model, parameters, parameters.rules)
+    if not isinstance(asked, int) or own is None or asked <= own:
+        return []
+    flag = parameters.rules.flag("max-model-len")
+    detail = f"{flag} is {asked}, the model allows {own} by its config.json"
+    return [Problem("max-model-len", f"{detail}: set {flag}={own} or less")]
 
 
 def _check_steps(
@@ -119,6 +121,11 @@ def _check_steps(
 ) -> list[Problem]:
     """Check what the engine's scheduler and attention kernels ask for."""
     problems, asked, tokens = [], parameters.max_model_len, parameters.max_num_batched_tokens
+    seqs = parameters.max_num_seqs
+    if tokens is not None and seqs is not None and tokens < seqs:
+        detail = f"--max-num-batched-tokens is {tokens}, expected at least --max-num-seqs ({seqs})"
+        step = f"set --max-num-batched-tokens={seqs} or more"
+        problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
     length = asked if isinstance(asked, int) else model.max_model_len
     is_whole = parameters.enable_chunked_prefill is False and asked != AUTO_LENGTH
     if (
@@ -254,6 +261,8 @@ def check_quantization_flag(model: Architecture, parameters: EngineParameters) -
         parameters: the flags.
     """
     rules = parameters.rules
+    if rules.static_share is not None:
+        return []
     if model.quantization is not None and not rules.quantizes:
         found = model.quantization.method
         detail = f"{rules.title} reads unquantized weights; {model.name} is {found}"

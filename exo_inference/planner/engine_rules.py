@@ -2,16 +2,19 @@
 
 `EngineParameters.rules` is what `rules_for` answers; `memory.py` and `kv_cache.py` follow the answer. Facts
 of vLLM are read from its source release by release (`config/cache.py`, `v1/worker/gpu_worker.py`,
-`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`); those of exo-engine from `exo_engine/core/memory.py`.
+`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`); those of exo-engine from `exo_engine/core/memory.py`; those of SGLang
+from `srt/server_args.py` and `srt/model_executor/pool_configurator.py`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
+from exo_inference.planner.static.share import StaticShare, static_share
 
 Version = tuple[int, int, int]
 
@@ -89,6 +92,13 @@ class EngineRules:
         ahead_times: how long its host takes for a step beside the requests, where it schedules ahead, as a share of what
             vLLM's takes. A step of exo-engine with one sequence of Qwen3-0.6B took 0.88 ms on an H200
             (docs/benchmarks/gpu-first-run.md), in which the GPU waited: (0.88 - 0.03) / 3.61.
+        static_share: how the memory is shared out by an engine that profiles nothing; None for one that does.
+        default_block: tokens of a block of the cache.
+        estimates_speed: constants of speed were set on its figures, or on those of an engine that runs as it does.
+        flags: what it calls flags that vLLM calls otherwise, by vLLM's names.
+        unplanned: flags that change what memory is taken in ways that no rule here has, `_` for `-`.
+        spans_nodes_with: what a replica on several machines needs beside a fast network, after "and".
+        cache_source: where the rules of its cache are from.
     """
 
     engine: str
@@ -96,7 +106,7 @@ class EngineRules:
     version: Version
     oldest: Version
     default_utilization: float
-    batches: tuple[tuple[int, Batch], ...]
+    batches: tuple[tuple[float, Batch], ...]
     logit_bytes: float
     cpu_batch: Batch | None = None
     small_batch_gpus: tuple[str, ...] = ()
@@ -144,6 +154,17 @@ class EngineRules:
     runs_dense_second: bool = False
     sinks_times: float = 1.0
     ahead_times: float = 1.0
+    static_share: StaticShare | None = None
+    default_block: int = 16
+    estimates_speed: bool = True
+    flags: Mapping[str, str] = field(default_factory=dict)
+    unplanned: frozenset[str] = frozenset()
+    spans_nodes_with: str = " and --distributed-executor-backend=ray"
+    cache_source: str = "vLLM v1/core/kv_cache_utils.py and v1/kv_cache_interface.py"
+
+    def flag(self, name: str) -> str:
+        """Return a flag as this engine's users write it, by vLLM's name for it."""
+        return f"--{self.flags.get(name, name)}"
 
 
 def parse_version(text: str) -> Version | None:
@@ -278,7 +299,59 @@ def _vllm_batches(version: Version, is_legacy: bool) -> tuple[tuple[int, Batch],
     return (*largest, (70, (8192, 1024)), (0, (2048, 256)))
 
 
-_ENGINES = {"exo": _exo, "vllm": _vllm}
+def _sglang(version: Version, _: str) -> EngineRules:
+    return EngineRules(
+        engine="sglang",
+        title="SGLang",
+        version=version,
+        oldest=(0, 4, 0),
+        default_utilization=0.88,
+        batches=_sglang_batches(version),
+        logit_bytes=0,
+        counts_pages=True,
+        latent_block=1,
+        counts_rotary=True,
+        quantizes=True,
+        chooses_cache_type=True,
+        spans_gpus=True,
+        shrinks_length=True,
+        static_share=static_share(version),
+        default_block=1,
+        estimates_speed=False,
+        flags=_SGLANG_FLAGS,
+        unplanned=_SGLANG_UNPLANNED,
+        spans_nodes_with="",
+        cache_source="SGLang srt/model_executor/pool_configurator.py",
+    )
+
+
+def _sglang_batches(version: Version) -> tuple[tuple[float, Batch], ...]:
+    """Return tokens of a prompt that are computed at once, and requests that are answered at once at least."""
+    if version < (0, 5, 3):
+        large = ((160, (16384, 2048)),) if version >= (0, 4, 7) else ()
+        return (*large, (35 if version >= (0, 4, 8) else 24.5, (8192, 2048)), (0, (2048, 2048)))
+    small = 4096 if version >= (0, 5, 20) else 2048
+    return (
+        (160, (16384, 2048)), (60, (8192, 2048)), (35, (4096, 2048)), (20, (small, 2048)), (0, (2048, 2048)),
+    )  # fmt: skip
+
+
+_SGLANG_FLAGS = {
+    "gpu-memory-utilization": "mem-fraction-static",
+    "max-model-len": "context-length",
+    "max-num-seqs": "max-running-requests",
+    "max-num-batched-tokens": "chunked-prefill-size",
+    "enforce-eager": "disable-cuda-graph",
+    "enable-expert-parallel": "expert-parallel-size",
+    "num-gpu-blocks-override": "max-total-tokens",
+    "block-size": "page-size",
+}
+_SGLANG_UNPLANNED = frozenset({
+    "cpu_offload_gb", "disable_hybrid_swa_memory", "disable_radix_cache", "enable_dp_attention", "enable_lora", "ep_size",
+    "expert_parallel_size", "lora_paths", "mamba_full_memory_ratio", "max_mamba_cache_size", "speculative_algorithm", "swa_full_tokens_ratio",
+})  # fmt: skip
+
+_ENGINES = {"exo": _exo, "sglang": _sglang, "vllm": _vllm}
 PLANNED = frozenset(_ENGINES)
 """Engines that are planned by rules of their own."""
 

@@ -7,7 +7,7 @@ plan's basis with the functions that made the plan, so that they cannot say some
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exo_inference.planner.compressed_cache import row_bytes
@@ -23,6 +23,7 @@ from exo_inference.planner.memory import (
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.resolved_setting import Setting, Stage
+from exo_inference.planner.static.stage import pooled_bytes
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 
@@ -154,10 +155,10 @@ def _component_steps(result: Plan) -> Iterator[Step]:
 
 def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
     setting = basis.setting
-    asked, rules = setting.parameters.gpu_memory_utilization, setting.rules
+    asked, share = setting.parameters.gpu_memory_utilization, setting.memory_share
     is_cpu = setting.gpu.vendor == "cpu"
-    share = asked or rules.default_utilization
-    why = "--gpu-memory-utilization" if asked else f"default of {_release(setting)}"
+    flag = setting.rules.flag("gpu-memory-utilization")
+    why = flag if asked else f"default of {_release(setting)}"
     total = _gib(result.total_bytes_per_gpu)
     formula = f"{total} that are free" if is_cpu else f"{total} as the driver reports x {share:g}"
     yield Step(
@@ -196,19 +197,25 @@ def _cache_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
     specs = Counter(basis.stage.specs)
     for spec, count in specs.items():
         yield _spec_step(spec, count, setting)
-    shares = [
-        token_bytes(s, setting.kv) * n for s, n in specs.items() if s.kind is not KvKind.STATE
-    ]
-    formula = " + ".join(f"{share:,.6g}" for share in shares) or "no layer caches tokens"
-    yield Step("KV bytes per token", formula, _per_token(result.kv_bytes_per_token), _CACHE_SOURCE)
+    yield Step(
+        "KV bytes per token", _token_formula(specs, setting), _per_token(result.kv_bytes_per_token),
+        setting.rules.cache_source,
+    )  # fmt: skip
     yield from _block_steps(result, basis, layout)
     yield Step(
         "Longest context that fits", f"the longest request of at most {result.num_kv_blocks:,} blocks",
-        f"{result.largest_max_model_len:,} tokens", _CACHE_SOURCE,
+        f"{result.largest_max_model_len:,} tokens", setting.rules.cache_source,
     )  # fmt: skip
 
 
-_CACHE_SOURCE = "vLLM v1/core/kv_cache_utils.py and v1/kv_cache_interface.py"
+def _token_formula(specs: Mapping[KvSpec, int], setting: Setting) -> str:
+    kept = {spec: count for spec, count in specs.items() if spec.kind is not KvKind.STATE}
+    static = setting.rules.static_share
+    size = token_bytes if static is None else pooled_bytes
+    formula = " + ".join(f"{size(spec, setting.kv) * count:,.6g}" for spec, count in kept.items())
+    if static is not None and len(kept) < len(specs):
+        return f"({formula}) x {1 + (static.state_share or 0):g}, of which states have their part"
+    return formula or "no layer caches tokens"
 
 
 _KINDS = {
@@ -271,13 +278,13 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
     setting = basis.setting
     yield Step(
         "Bytes per block", _block_formula(result, layout), f"{layout.bytes_per_block:,} bytes",
-        _CACHE_SOURCE,
+        setting.rules.cache_source,
     )  # fmt: skip
     null = "; one block is kept back" if setting.rules.reserves_null_block else ""
     fewest = "; the stage with the fewest counts" if setting.ranks.pipeline > 1 else ""
     yield Step(
         "Blocks", f"{result.available_kv_bytes_per_gpu:,} bytes / {layout.bytes_per_block:,}{null}{fewest}",
-        f"{result.num_kv_blocks:,} blocks", _CACHE_SOURCE,
+        f"{result.num_kv_blocks:,} blocks", setting.rules.cache_source,
     )  # fmt: skip
     needed = result.needed_kv_bytes_per_gpu // layout.bytes_per_block
     if result.safe_max_num_seqs is not None:
@@ -287,11 +294,11 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
         )  # fmt: skip
     yield Step(
         f"One request of {result.max_model_len:,} tokens", f"{needed:,} blocks x {layout.bytes_per_block:,} bytes",
-        _with_bytes(result.needed_kv_bytes_per_gpu), _CACHE_SOURCE,
+        _with_bytes(result.needed_kv_bytes_per_gpu), setting.rules.cache_source,
     )  # fmt: skip
     yield Step(
         "Requests of full length at once", f"{result.num_kv_blocks:,} blocks / {needed:,}{_engines_text(setting)}",
-        f"{result.max_concurrency:.2f}", _CACHE_SOURCE,
+        f"{result.max_concurrency:.2f}", setting.rules.cache_source,
     )  # fmt: skip
     yield Step(
         "Capacity", _capacity_formula(result, setting, layout), f"{result.kv_capacity_tokens:,} tokens",

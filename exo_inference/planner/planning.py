@@ -37,10 +37,11 @@ from exo_inference.planner.parallel.communication import (
 )
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.profile_run import ProfileBatch, activations_component
+from exo_inference.planner.profile_run import activations_component, profile_batch
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
+from exo_inference.planner.static.stage import rest_note, static_stage
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
 
@@ -66,8 +67,10 @@ def plan(
     Returns:
         The plan; its verdict is `unknown` where the model cannot be sized.
     """
-    if model.cannot_size is not None:
-        detail = f"cannot size {model.name}, because {model.cannot_size}"
+    static = parameters.rules.static_share
+    lack = static.find_lack(model, gpu) if static is not None else None
+    if model.cannot_size is not None or lack is not None:
+        detail = f"cannot size {model.name}, because {model.cannot_size or lack}"
         return Plan(
             model.name, gpu.name, gpu_count, parameters, Verdict.UNKNOWN,
             problems=(Problem("unknown-model", detail),), usd_per_hour=gpu.price(max(1, gpu_count)),
@@ -91,19 +94,15 @@ def plan(
 
 def _plan_stage(setting: Setting, stage: int) -> Stage:
     model, ranks, rules = setting.model, setting.ranks, setting.rules
+    if rules.static_share is not None:
+        return static_stage(setting, stage)
     parameters, dtype_bytes = setting.parameters, setting.dtype_bytes
     is_last = stage == ranks.pipeline - 1
     weights = weights_component(
         model, ranks, stage, dtype_bytes, rules, padding=setting.padding, offload=setting.offload
     )
     parts = [weights]
-    samples = is_last and _profiles_sampler(setting)
-    batch = ProfileBatch(
-        setting.max_num_batched_tokens,
-        min(setting.max_num_seqs, setting.max_num_batched_tokens) if samples else 0,
-        _encoded_patches(setting) if stage == 0 else 0, parameters.has_flashinfer_sampler,
-        gathered_ranks(setting), setting.max_model_len,
-    )  # fmt: skip
+    batch = profile_batch(setting, gathered_ranks(setting), is_first=stage == 0, is_last=is_last)
     parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
@@ -126,35 +125,12 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     return replace(_budgeted(setting, tuple(parts), layout), index=stage, specs=tuple(specs))
 
 
-def _profiles_sampler(setting: Setting) -> bool:
-    """Whether the profile run samples: not for embeddings, nor in V0 with chunked prefill."""
-    is_pooling = setting.parameters.runner == "pooling" or setting.model.is_embedding
-    is_v0_chunked = setting.rules.is_legacy and setting.max_model_len > 32768
-    return not (is_pooling or is_v0_chunked)
-
-
-def _encoded_patches(setting: Setting) -> int:
-    """Return the image patches that the profile run encodes at once."""
-    vision, parameters = setting.model.vision, setting.parameters
-    if (
-        vision is None
-        or not setting.rules.profiles_encoder
-        or parameters.skip_mm_profiling
-        or parameters.language_model_only
-    ):
-        return 0
-    # One item at least; more while they fit into the step. A token of text stands for about four patches.
-    budget = 4 * setting.max_num_batched_tokens
-    items = max(1, budget // max(1, vision.max_tokens))
-    return min(items * vision.max_tokens, 4 * setting.max_model_len * items)
-
-
 def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> Stage:
     """Work out what is left for the cache, and the band around it."""
     gpu, parameters, rules = setting.gpu, setting.parameters, setting.rules
     if gpu.vendor == "cpu":
         return _cpu_stage(setting, parts, layout)
-    share = parameters.gpu_memory_utilization or rules.default_utilization
+    share = setting.memory_share
     budget = math.ceil(gpu.reported_bytes * share)
     used = [part for part in parts if part.is_in_budget]
     available = budget - sum(part.num_bytes for part in used)
@@ -235,7 +211,9 @@ def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _R
     own = setting.model.max_model_len or length
     largest = layout.longest_request(blocks, tokens, own)
     safe = layout.longest_request(low, tokens, own)
+    static = setting.rules.static_share  # which answers longer requests alone with an error
     shrinks = setting.rules.shrinks_length and setting.parameters.max_model_len is None
+    shrinks = shrinks or static is not None
     adapts = setting.asks_auto or shrinks
     if adapts:
         length = max(1, min(length, largest))
@@ -258,7 +236,8 @@ def _free_memory_problem(setting: Setting, budget: int, free_bytes: int | None) 
     if free_bytes is None or budget <= free_bytes or setting.gpu.vendor == "cpu":
         return []
     detail = f"{_gib(free_bytes)} are free on each GPU, {_gib(budget)} are wanted at the start"
-    return [Problem("free-memory", f"{detail} (gpu-memory-utilization of the total)")]
+    flag = setting.rules.flag("gpu-memory-utilization").lstrip("-")
+    return [Problem("free-memory", f"{detail} ({flag} of the total)")]
 
 
 def _conclude(
@@ -315,18 +294,21 @@ def _conclude(
         sized = _with_cache(sized, layout, room)
     inputs = speed_inputs(setting, sized)
     sized = replace(sized, basis=Basis(setting, limiting, inputs))
-    return sized if is_refused else replace(sized, speed=speed_of(inputs))
+    has_speed = setting.rules.estimates_speed and not is_refused
+    return replace(sized, speed=speed_of(inputs)) if has_speed else sized
 
 
 def _graph_problems(setting: Setting, stage: Stage) -> list[Problem]:
-    graphs = next(each for each in stage.components if each.name == "cuda_graphs")
-    if stage.available <= 0 or setting.gpu.vendor == "cpu":
+    graphs = next((each for each in stage.components if each.name == "cuda_graphs"), None)
+    if graphs is None or stage.available <= 0 or setting.gpu.vendor == "cpu":
         return []
     return graphs_problems(graphs, _left_alone(setting, stage)[0])
 
 
 def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
+    if setting.rules.static_share is not None:
+        return (*setting.model.notes, rest_note(setting))
     own = (*setting.model.notes, *setting.speculation.notes, *assumed)
     return (*own, *communication_notes(setting))
 
@@ -434,12 +416,13 @@ def _all_components(setting: Setting, stage: Stage) -> tuple[Component, ...]:
 def _left_alone(setting: Setting, stage: Stage) -> tuple[int, str]:
     """Return what neither weights and overheads nor the cache take, and why."""
     outside = setting.gpu.reported_bytes - stage.budget
-    if stage.available <= 0:
-        return outside, "outside gpu-memory-utilization"
+    flag = setting.rules.flag("gpu-memory-utilization").lstrip("-")
+    if stage.available <= 0 or setting.rules.static_share is not None:
+        return outside, f"outside {flag}"
     used = sum(part.num_bytes for part in stage.components if part.is_in_budget)
     rest = setting.gpu.reported_bytes - used - stage.available
     if rest == outside:
-        return rest, "outside gpu-memory-utilization, not used by the engine's own pool"
+        return rest, f"outside {flag}, not used by the engine's own pool"
     return rest, "what no flag gives to the cache"
 
 

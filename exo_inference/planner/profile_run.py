@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from exo_inference.planner.compressed_cache import Workspaces, attention_workspaces
 from exo_inference.planner.engine_rules import EngineRules
@@ -16,6 +17,9 @@ from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape
+
+if TYPE_CHECKING:
+    from exo_inference.planner.resolved_setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,41 @@ class ProfileBatch:
     has_flashinfer_sampler: bool | None = None
     gathered_ranks: int = 1
     max_model_len: int = 0
+
+
+def profile_batch(
+    setting: Setting, gathered_ranks: int, *, is_first: bool, is_last: bool
+) -> ProfileBatch:
+    """Return the profile run of a pipeline stage, of which the first encodes images and the last samples."""
+    tokens = setting.max_num_batched_tokens
+    samples = is_last and _samples(setting)
+    return ProfileBatch(
+        tokens, min(setting.max_num_seqs, tokens) if samples else 0, _encoded_patches(setting) if is_first else 0,
+        setting.parameters.has_flashinfer_sampler, gathered_ranks, setting.max_model_len,
+    )  # fmt: skip
+
+
+def _samples(setting: Setting) -> bool:
+    """Whether the profile run samples: not for embeddings, nor in V0 with chunked prefill."""
+    is_pooling = setting.parameters.runner == "pooling" or setting.model.is_embedding
+    is_v0_chunked = setting.rules.is_legacy and setting.max_model_len > 32768
+    return not (is_pooling or is_v0_chunked)
+
+
+def _encoded_patches(setting: Setting) -> int:
+    """Return the image patches that the profile run encodes at once."""
+    vision, parameters = setting.model.vision, setting.parameters
+    if (
+        vision is None
+        or not setting.rules.profiles_encoder
+        or parameters.skip_mm_profiling
+        or parameters.language_model_only
+    ):
+        return 0
+    # One item at least; more while they fit into the step. A token of text stands for about four patches.
+    budget = 4 * setting.max_num_batched_tokens
+    items = max(1, budget // max(1, vision.max_tokens))
+    return min(items * vision.max_tokens, 4 * setting.max_model_len * items)
 
 
 SORTING_LOGIT_BYTES = 38

@@ -61,6 +61,15 @@ class Setting:
         return bool(self.parameters.enforce_eager) and self.rules.captures_graphs
 
     @property
+    def memory_share(self) -> float:
+        """The share of each GPU's memory that is budgeted: as asked, or by default."""
+        asked, static = self.parameters.gpu_memory_utilization, self.rules.static_share
+        if asked is not None or static is None:
+            return asked or self.rules.default_utilization
+        ranks, tokens = self.ranks, self.max_num_batched_tokens
+        return static.default(self.model, self.gpu, ranks.tensor, ranks.pipeline, tokens)
+
+    @property
     def drafting(self) -> Drafting | None:
         """What a decode step drafts."""
         return self.speculation.drafting(self.ranks, self.dtype_bytes, self.kv)
@@ -120,6 +129,7 @@ def settle(
         state_element_bytes=DTYPE_BYTES.get(parameters.mamba_ssm_cache_dtype or "auto"),
         scale_bytes=_scale_bytes(rules, parameters, cache_bytes),
         caches_states=bool(parameters.enable_prefix_caching),
+        window_share=_window_share(model, rules),
     )
     return Setting(
         model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
@@ -244,7 +254,7 @@ def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> 
         asked = model.quantization.kv_cache_dtype or "auto"
     if asked.startswith(("fp8", "int8")):
         return 1
-    if asked in ("nvfp4", "fp4", "int4"):
+    if asked in ("nvfp4", "fp4", "fp4_e2m1", "int4"):
         return 0.5625
     return DTYPE_BYTES.get(asked, DTYPE_BYTES.get(dtype, 2))
 
@@ -252,4 +262,12 @@ def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> 
 def _default_block(model: Architecture, rules: EngineRules) -> int:
     """Return tokens per block; MLA kernels force theirs."""
     kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    return rules.latent_block if KvKind.LATENT in kinds else 16
+    return rules.latent_block if KvKind.LATENT in kinds else rules.default_block
+
+
+def _window_share(model: Architecture, rules: EngineRules) -> float:
+    """Return how many tokens a layer with a window keeps for each token of the others, where pools are of tokens."""
+    static = rules.static_share
+    return (
+        static.window_share if static is not None and model.model_type in static.windowed else 1.0
+    )

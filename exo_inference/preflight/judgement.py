@@ -37,7 +37,9 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.flags import read_flags, read_settings
-from exo_inference.preflight.other_engines import size_weights
+from exo_inference.preflight.other_engines import advise as advise_other
+from exo_inference.preflight.other_engines import read_settings as read_other_settings
+from exo_inference.preflight.other_engines import size
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
@@ -150,7 +152,8 @@ def judge(
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
         return Judgement(subject, flag_problems=tuple(together))
     if isinstance(engine, ClusterEngine):
-        return _judge_other(engine, subject, reading, rules)
+        judged = _judge_other(engine, subject, reading, rules)
+        return _with_ways_out(judged, engine, reading, other_gpus) if with_advice else judged
     try:
         parameters = read_settings(
             subject.flags, subject.engine, subject.reading_version, subject.given
@@ -196,15 +199,34 @@ def _with_proposals(
 def _judge_other(
     engine: ClusterEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
 ) -> Judgement:
-    """Judge what is not vLLM; nobody knows its ways out."""
+    """Judge what takes no flags of vLLM."""
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    found = size_weights(
-        engine, subject.flags, reading, subject.model, subject.gpu, subject.gpu_count
-    )
+    parameters = read_other_settings(engine, reading)
+    if isinstance(parameters, str):
+        return Judgement(subject, flag_problems=tuple(rules), notes=(parameters,))
+    found = size(
+        engine, subject.flags, parameters, subject.model, subject.gpu, subject.gpu_count,
+        subject.free_bytes,
+    )  # fmt: skip
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
     return Judgement(subject, tuple(rules), found, found.problems)
+
+
+def _with_ways_out(
+    judged: Judgement, engine: ClusterEngine, reading: Reading, other_gpus: tuple[Gpu, ...] | None
+) -> Judgement:
+    """Add the ways out that are known of an engine that takes no flags of vLLM."""
+    subject, parameters = judged.subject, read_other_settings(engine, reading)
+    is_short = judged.verdict in (Verdict.REFUSED, Verdict.TIGHT)
+    if not is_short or isinstance(parameters, str) or subject.model is None or subject.gpu is None:
+        return judged
+    ways = advise_other(
+        engine, subject.flags, parameters, subject.model, subject.gpu, subject.gpu_count,
+        other_gpus=other_gpus,
+    )  # fmt: skip
+    return replace(judged, advice=ways)
 
 
 def _not_reported(

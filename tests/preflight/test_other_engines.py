@@ -1,6 +1,8 @@
-"""Engines whose memory is not sized: what is said of them, and what never refuses."""
+"""Engines that take no flags of vLLM: what is said of their memory, and what never refuses."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +20,6 @@ def subject(engine: str, *flags: str, model: str = SMALL, count: int = 1) -> Sub
 @pytest.mark.parametrize(
     ("engine", "flags"),
     [
-        ("sglang", ("--context-length", "8192")),
         ("tensorrt-llm", ("--max_seq_len=8192",)),
         ("tgi", ("--max-total-tokens", "8192")),
     ],
@@ -68,7 +69,8 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
     [
         ("llama-cpp", ()),
         ("sglang", ("--cpu-offload-gb", "100")),
-        ("sglang", ("--kv-cache-dtype", "fp4_e2m1")),
+        ("sglang", ("--swa-full-tokens-ratio", "0.5")),
+        ("sglang", ("--speculative-algorithm", "EAGLE")),
         ("tgi", ("--quantize", "bitsandbytes-nf4")),
         ("tensorrt-llm", ("--free_gpu_memory_fraction", "0.5")),
     ],
@@ -90,3 +92,57 @@ def test_flags_and_sizes_refuse_as_they_do_for_vllm() -> None:
     sizes = judge(subject("sglang", "--tp-size", "4", count=2))
     (problem,) = sizes.flag_problems
     assert (problem.reason, sizes.verdict) == ("model", Verdict.REFUSED)
+
+
+def test_sglang_is_planned_by_its_own_rules() -> None:
+    judgement = judge(subject("sglang", "--context-length", "8192", "--mem-fraction-static=0.8"))
+    assert judgement.verdict is Verdict.FITS
+    assert judgement.plan is not None
+    assert judgement.plan.kv_capacity_tokens > 8192
+    assert judgement.plan.speed is None
+    told = to_wire(judgement)
+    assert told.engine_version == judgement.subject.version
+    assert told.parameters == ["--context-length", "8192", "--mem-fraction-static=0.8"]
+
+
+def test_sglang_refuses_weights_beyond_its_share_and_names_ways_out() -> None:
+    asked = replace(
+        subject("sglang", "--mem-fraction-static=0.8", model=LARGE), gpu=find_gpu("h100")
+    )
+    judgement = judge(asked)
+    assert judgement.verdict is Verdict.REFUSED
+    (problem,) = judgement.plan_problems
+    assert problem.code == "memory"
+    ways = to_wire(judgement).advice
+    assert ["--gpu-count=4"] in [way.options for way in ways]
+    assert {kind for way in ways for kind in way.kinds} <= {"gpu-count", "gpu-type", "checkpoint"}
+    for way in ways:
+        assert (way.flags, way.inter_token_seconds_change) == ([], None)
+        assert way.plan is not None
+        assert way.plan.parameters == ["--mem-fraction-static=0.8"]
+        again = replace(judgement.subject, gpu_count=way.plan.gpu_count)
+        if way.options == [f"--gpu-count={way.plan.gpu_count}"]:
+            assert judge(again).verdict is Verdict.FITS
+
+
+def test_a_context_that_the_cache_of_sglang_does_not_hold_is_told() -> None:
+    judgement = judge(subject("sglang", "--context-length", "131072"))
+    assert judgement.verdict is Verdict.FITS
+    assert judgement.plan is not None
+    assert any("of the 131,072 of the context" in note for note in judgement.plan.notes)
+
+
+@pytest.mark.parametrize("flag", ["--cuda-graph-max-bs=8", "--disable-cuda-graph"])
+def test_flags_of_the_default_share_are_planned_beside_the_share_alone(flag: str) -> None:
+    (note,) = judge(subject("sglang", flag)).notes
+    assert note == (
+        "not sized for SGLang: say --mem-fraction-static too, whose default "
+        f"{flag.partition('=')[0]} changes"
+    )
+    assert judge(subject("sglang", flag, "--mem-fraction-static=0.8")).verdict is Verdict.FITS
+
+
+def test_tokens_of_sglang_are_capped_as_asked() -> None:
+    judgement = judge(subject("sglang", "--max-total-tokens", "4096"))
+    assert judgement.plan is not None
+    assert judgement.plan.kv_capacity_tokens == 4096

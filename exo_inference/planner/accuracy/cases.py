@@ -26,7 +26,7 @@ _COUNTS = ("gpu_count", "tp", "pp", "nodes")
 _PRINTED = (
     "weights_gib_per_gpu", "available_kv_gib", "free_at_start_gib", "kv_tokens", "gpu_blocks",
     "block_size", "max_model_len", "state_blocks", "activation_peak_gib", "non_torch_gib", "cudagraph_gib",
-    "cudagraph_est_gib",
+    "cudagraph_est_gib", "free_before_weights_gib",
 )  # fmt: skip
 """What is graded, or planned with, of `observed`: numbers."""
 
@@ -232,6 +232,13 @@ def stated_parameters(case: Mapping[str, Any], version: str) -> EngineParameters
     has_flashinfer = None if sampler is None else sampler == "flashinfer"
     for name, value in effective.items():
         stated.setdefault(name, value)
+    rules = rules_for(str(case.get("engine")), version)
+    unplanned = sorted(name for name in stated if name in rules.unplanned and stated[name])
+    if unplanned:
+        text = f"what {unplanned[0]} means for the memory of {rules.title} is not known"
+        raise UsageError(text, hint=_HINT)
+    own = {name.replace("-", "_"): meant.replace("-", "_") for meant, name in rules.flags.items()}
+    stated = {own.get(name, name): value for name, value in stated.items()}
     stated.setdefault("tensor_parallel_size", case.get("tp") or 1)
     if case.get("pp"):
         stated.setdefault("pipeline_parallel_size", case["pp"])

@@ -209,6 +209,9 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         return
     # Weights and blocks depend neither on the GPU's memory nor, for uniform models, on the version.
     result = plan(model, gpu or find_gpu("h200"), int(case.get("gpu_count") or 1), parameters)
+    if result.basis is None:
+        grades.not_graded.append((name, "everything", result.problems[0].detail))
+        return
     stage = stated_stage(case)
     if any(problem.code == "draft-model" for problem in result.problems):
         grades.not_graded.append((name, "everything", "its draft model is not known"))
@@ -249,7 +252,8 @@ def _apart(rules: EngineRules, gpu: Gpu | None) -> str:
     """Return how the row of KV memory is named further: old releases and AMD have rows of their own."""
     if gpu is not None and gpu.vendor == "amd":
         return ", AMD"
-    return ", before 0.12" if rules.spans_gpus and rules.version < (0, 12, 0) else ""
+    is_vllm = rules.spans_gpus and rules.static_share is None
+    return ", before 0.12" if is_vllm and rules.version < (0, 12, 0) else ""
 
 
 def _grade_weights(

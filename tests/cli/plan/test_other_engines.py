@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Exo
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "llama-cpp", "tgi"])
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "llama-cpp", "tgi"])
 @pytest.mark.parametrize("place", [(), ("--offline",)], ids=["server", "offline"])
 def test_no_figure_is_shown_for_another_engine(
     exo: Exo, engine: str, place: tuple[str, ...]
@@ -23,3 +23,15 @@ def test_no_figure_is_shown_for_another_engine(
     assert told["speed"] is None
     assert not told["kv_capacity_tokens"]
     assert not told["components"]
+
+
+@pytest.mark.parametrize("place", [(), ("--offline",)], ids=["server", "offline"])
+def test_the_cache_of_sglang_is_shown_without_a_speed(exo: Exo, place: tuple[str, ...]) -> None:
+    flags = ("--model-name", "Qwen/Qwen3-8B", "--gpu-type", "l40s", "--inference-engine", "sglang")
+    text = exo("ai", "deployment", "plan", *flags, *place).out
+    assert text.startswith("Fits: Qwen/Qwen3-8B on 1 × NVIDIA L40S, SGLang ")
+    assert "of each GPU, which is not sized; nor is SGLang's speed estimated" in text
+    assert "tokens per second" not in text
+    told = json.loads(exo("ai", "deployment", "plan", *flags, *place, "-O", "json").out)
+    assert told["kv_capacity_tokens"] > 40_960
+    assert told["speed"] is None

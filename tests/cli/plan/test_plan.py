@@ -78,7 +78,7 @@ def test_flags_that_the_release_does_not_take_are_refused_all_at_once(exo: Exo) 
     [
         (("--gpu-type=l40s", "--inference-engine-params=--dtype=fp64"), "--dtype is 'fp64'"),
         (("--compare=l4,gpua5000", "--inference-engine-params=--dtype=fp64"), "--dtype is 'fp64'"),
-        (("--gpu-type=l40s", "--inference-engine=sglang"), "not sized for "),
+        (("--gpu-type=l40s", "--inference-engine=tgi"), "not sized for "),
         (
             ("--for=requests=1/s input=100 output=10", "--inference-engine-params=--dtype=fp64"),
             "--dtype is 'fp64'",

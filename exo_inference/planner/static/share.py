@@ -1,0 +1,150 @@
+"""Engines that set a share of each GPU aside for weights and cache, and size nothing by running it.
+
+SGLang asks how much memory is free before the weights are loaded. A share of that, `--mem-fraction-static`, is theirs and
+the cache's; what a step computes, captured graphs and tables of requests have to do with the rest
+(srt/model_executor/model_runner.py `profile_max_num_token`; since 0.5.9 model_runner_kv_cache_mixin.py, since 0.5.18
+srt/mem_cache/kv_cache_configurator.py). Without the flag the rest is what a formula has for them (srt/server_args.py,
+`_handle_gpu_memory_settings`). Read in the releases 0.4.0 to 0.5.23. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exo_inference.planner.gpu_catalog import MIB, Gpu
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import KvKind
+
+Version = tuple[int, int, int]
+
+_DRIVERS_OWN = 550
+"""MiB that `nvidia-smi`, which the formula asks, has more than CUDA: 24,564 of an RTX 4090 beside 24,095, 81,559 of an
+H100 beside 81,008, 143,771 of an H200 beside 143,155."""
+_K = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StaticShare:
+    """How an engine in one release shares a GPU's memory out.
+
+    Attributes:
+        graph_batches: MiB that a GPU has less than, and the largest batch that is captured by fewer than four
+            tensor-parallel ranks, and by more.
+        by_ranks: tensor-parallel ranks that there are at least, and the share on a GPU of up to 80 GiB (to 0.4.7).
+        by_memory: MiB that a GPU has less than, and the GiB left free with one for so many GPUs beside them; where this is
+            there, steps and graphs have no part in it (to 0.5.2).
+        windowed: model types whose layers with windows have a pool of their own; others' keep every token.
+        window_share: tokens of that pool for each token of the other.
+        state_share: bytes for states (Mamba, linear attention) for each byte of the cache beside them; None where
+            they were shared out otherwise.
+        captures_prompts: pieces of prompts are captured as graphs, too.
+    """
+
+    graph_batches: tuple[tuple[float, int, int], ...] = ()
+    by_ranks: tuple[tuple[int, float], ...] = ()
+    by_memory: tuple[tuple[float, float, float], ...] = ()
+    windowed: frozenset[str] = frozenset()
+    window_share: float = 0.8
+    state_share: float | None = 0.9
+    captures_prompts: bool = False
+
+    def find_lack(self, model: Architecture, gpu: Gpu) -> str | None:
+        """Return why a model on a GPU has no rule here; None where it has one."""
+        if model.cannot_size is not None:
+            return None  # which is said already
+        kinds = _kinds(model)
+        if gpu.vendor != "nvidia":
+            return "only NVIDIA's GPUs are planned for this engine"
+        if model.is_embedding or not kinds:
+            return "models without a cache are not planned for this engine"
+        if kinds & {KvKind.COMPRESSED, KvKind.CROSS}:
+            return "the cache of its attention is not planned for this engine"
+        if kinds == {KvKind.STATE} or (KvKind.STATE in kinds and self.state_share is None):
+            return "its states are not planned for this engine"
+        return None
+
+    def default(
+        self, model: Architecture, gpu: Gpu, tensor: int, pipeline: int, step_tokens: int
+    ) -> float:
+        """Return the share of each GPU that the engine takes where no flag says it, from 0 to 1.
+
+        Args:
+            model: a text model, or one with an image encoder, for which more is left free.
+            gpu: the kind of GPU.
+            tensor: tensor-parallel ranks.
+            pipeline: pipeline stages.
+            step_tokens: tokens of a prompt that are computed at once (`--chunked-prefill-size`).
+        """
+        total = gpu.reported_bytes / MIB + _DRIVERS_OWN
+        ranks = tensor * pipeline
+        if self.by_ranks and total <= 81_920 + _DRIVERS_OWN:
+            return next(share for least, share in self.by_ranks if tensor >= least)
+        if self.by_memory:
+            base, per = next((base, per) for below, base, per in self.by_memory if total < below)
+            rest = (base + ranks / per) * _K
+        else:
+            few, many = next(
+                (few, many) for below, few, many in self.graph_batches if total < below
+            )
+            rest = 512 + max(step_tokens, 2048) * 1.5 + 2 * (few if tensor < 4 else many)
+            rest += ranks / 8 * _K
+            if self.captures_prompts:
+                is_latent = KvKind.LATENT in _kinds(model)
+                rest += 1.5 * _K if is_latent else 8 * num_prompt_graphs(step_tokens)
+            if total > 60 * _K:
+                rest = max(rest, 10 * _K)
+        return max(0.0, round((total - rest) / total, 3) * _encoder_factor(model))
+
+
+def static_share(version: Version) -> StaticShare:
+    """Return SGLang's rules in a release."""
+    if version < (0, 4, 8):
+        return StaticShare(by_ranks=_BY_RANKS, by_memory=_ABOVE_80_GIB, state_share=None)
+    if version < (0, 5, 3):
+        return StaticShare(by_memory=_BY_MEMORY, state_share=None)
+    small = (24, 80) if version >= (0, 5, 5) else (16, 80)
+    if version >= (0, 5, 20):
+        small = (48, 160)
+    batches = (
+        (20 * _K, 8, 8), (35 * _K, *small), (60 * _K, 32, 160), (160 * _K, 256, 512), (float("inf"), 512, 512),
+    )  # fmt: skip
+    windowed = frozenset[str]()
+    if version >= (0, 5, 9):
+        windowed = _WINDOWED_SINCE_15 if version >= (0, 5, 15) else _WINDOWED
+    return StaticShare(
+        graph_batches=batches,
+        windowed=windowed,
+        state_share=0.9 if version >= (0, 5, 4) else None,
+        captures_prompts=version >= (0, 5, 10),
+    )
+
+
+_BY_RANKS = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
+_ABOVE_80_GIB = ((float("inf"), 18.0, float("inf")),)
+"""Of 0.4.7; 0.4.6 left 13, which is not followed here."""
+_BY_MEMORY = (
+    (35 * _K, 2.8, 10.0), (90 * _K, 9.5, 2.0), (160 * _K, 12.0, 2.0), (float("inf"), 32.0, float("inf")),
+)  # fmt: skip
+_WINDOWED = frozenset({"gpt_oss", "llama4", "llama4_text", "mimo_v2_flash", "step3p5"})
+_WINDOWED_SINCE_15 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
+
+
+def num_prompt_graphs(step_tokens: int) -> int:
+    """Return how many sizes of prompts are captured, up to so many tokens."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256))
+    sizes = [size for step in steps for size in range(*step)]
+    sizes += range(4608, min(step_tokens, 2**20) + 1, 512)
+    return sum(1 for size in sizes if size <= step_tokens)
+
+
+def _encoder_factor(model: Architecture) -> float:
+    """Return what is left of the share where images are encoded, by the encoder's size against that of CLIP's ViT-L/14."""
+    vision = model.vision
+    if vision is None:
+        return 1.0
+    ratio = vision.num_layers * vision.hidden_size**2 / (24 * 1024**2)
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
+
+
+def _kinds(model: Architecture) -> set[KvKind]:
+    return {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}

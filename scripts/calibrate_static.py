@@ -1,0 +1,150 @@
+"""Sets what an engine with a static share takes beside weights and cache, from starts that printed it.
+
+    python -m scripts.calibrate_static --starts STARTS.json [--check]
+
+writes `planner/catalog/static_overheads.json`, or says whether it would differ. Set are the starts of the calibration half
+(`scripts/planner_halves.py`); a constant is the middle of what was not free before the weights, by how ranks are joined,
+and its band reaches from the least to the most. Where a start does not print what was free, its cache says it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.accuracy.cases import (
+    is_inferred,
+    model_name,
+    parse_cases,
+    stated_gpu,
+    stated_parameters,
+    stated_version,
+    unstated_flags,
+)
+from exo_inference.planner.catalog_models import find_model
+from exo_inference.planner.gpu_catalog import GIB, Gpu, find_gpu
+from exo_inference.planner.memory import weights_component
+from exo_inference.planner.overheads import Measured
+from exo_inference.planner.planning import plan
+from exo_inference.planner.static.stage import (
+    ALONE,
+    LINKED,
+    LOADING,
+    LOADING_UNIFIED,
+    constant_of,
+)
+from scripts.calibrate_planner import render
+from scripts.constants_file import write_or_compare
+from scripts.planner_halves import split
+
+TARGET = Path(__file__).parents[1] / "exo_inference/planner/catalog/static_overheads.json"
+
+
+def missing_before(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the GiB that were not free before the weights, by the name of the constant; a doubling's share of it."""
+    found: dict[str, list[float]] = {}
+    doubled: list[tuple[float, float]] = []
+    for case in cases:
+        gpu = stated_gpu(case)
+        if gpu is None or is_inferred(case, "GPU") or unstated_flags(case):
+            continue
+        free = case["observed"].get("free_before_weights_gib")
+        size = _said_by_cache(case, gpu) if free is None else gpu.reported_bytes / GIB - free
+        if size is None:
+            continue
+        name, times = constant_of(gpu, int(case.get("tp") or 1) * int(case.get("pp") or 1))
+        if name == LINKED:
+            doubled.append((size, times))
+        else:
+            found.setdefault(name, []).append(size)
+    alone = statistics.median(found[ALONE])
+    if doubled:
+        found[LINKED] = [(size - alone) / times for size, times in doubled]
+    return found
+
+
+def _said_by_cache(case: Mapping[str, Any], gpu: Gpu) -> float | None:
+    """Return the same of a start that prints its weights and its cache, or the cache's tokens."""
+    observed, version = case["observed"], stated_version(case)
+    tokens, weights = observed.get("kv_tokens"), observed.get("weights_gib_per_gpu")
+    if tokens is None or weights is None or version is None or is_inferred(case, "model"):
+        return None
+    try:
+        model = find_model(model_name(str(case["model"])))
+        parameters = stated_parameters(case, version)
+    except UsageError:
+        return None
+    found = plan(model, gpu, int(case["gpu_count"]), parameters)
+    if found.basis is None or parameters.num_gpu_blocks_override is not None:
+        return None
+    cache = tokens * found.kv_bytes_per_token / GIB
+    return gpu.reported_bytes / GIB - (weights + cache) / found.basis.setting.memory_share
+
+
+def left_by_loading(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return by how many GiB more starts print for their weights than a known checkpoint has, by the constant's name."""
+    found: dict[str, list[float]] = {}
+    for case in cases:
+        printed, gpu = case["observed"].get("weights_gib_per_gpu"), stated_gpu(case)
+        if printed is None or is_inferred(case, "model") or unstated_flags(case):
+            continue
+        try:
+            model = find_model(model_name(str(case["model"])))
+            parameters = stated_parameters(case, stated_version(case) or _ANY)
+        except UsageError:
+            continue
+        if parameters.quantization is not None or any(n.startswith("derived") for n in model.notes):
+            continue
+        basis = plan(model, gpu or find_gpu("h200"), int(case["gpu_count"]), parameters).basis
+        if basis is not None:
+            setting = basis.setting
+            weights = weights_component(
+                setting.model, setting.ranks, 0, setting.dtype_bytes, setting.rules, padding=setting.padding
+            )  # fmt: skip
+            name = LOADING_UNIFIED if gpu is not None and gpu.is_unified else LOADING
+            found.setdefault(name, []).append(printed - weights.num_bytes / GIB)
+    return found
+
+
+_ANY = "0.5.12"
+"""A release, where none is stated: weights are the same in all."""
+
+
+def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
+    """Return the constants; one that few starts set has the spread of all."""
+    groups = missing_before(cases) | left_by_loading(cases)
+    away = [each - statistics.median(values) for values in groups.values() for each in values]
+    found = {}
+    for name, values in sorted(groups.items()):
+        middle = statistics.median(values)
+        low = middle + min(away) if len(values) < _FEW else min(values)
+        high = middle + max(away) if len(values) < _FEW else max(values)
+        found[name] = Measured(round(middle, 3), round(low, 3), round(high, 3), len(values))
+    return found
+
+
+_FEW = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the constants, or with --check compare them with the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.calibrate_static",
+        description="Set what is taken before weights on the calibration half of real starts.",
+    )
+    parser.add_argument("--starts", type=Path, required=True, help="JSON file of starts")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; 1 where it would differ"
+    )
+    options = parser.parse_args(arguments)
+    cases = parse_cases(options.starts.read_text(encoding="utf-8"), str(options.starts))
+    text = render(derive(split(cases)[0]))
+    return write_or_compare(TARGET, text, options.starts, check=options.check)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,99 @@
+"""Writes the grades of plans for SGLang as a Markdown page, `docs/benchmarks/planner-sglang.md`.
+
+python -m scripts.grade_static --cases STARTS.json --explanations EXPLANATIONS.json [--write PAGE.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from exo_inference.planner.accuracy.cases import parse_cases
+from exo_inference.planner.accuracy.grading import LIMITS, Grades, grade
+from exo_inference.planner.static.stage import load_constants
+from scripts.grade_planner import miss_lines, not_graded_lines, section
+from scripts.planner_halves import split
+
+_HEAD = """# Plans for SGLang, graded
+
+What `plan` predicts for SGLang against what it printed when it really started. Errors are relative to the printed figure. The
+starts are in [`planner-sglang-starts.json`](planner-sglang-starts.json), with what is known of each. They were found on
+2026-11-28 by one who had not seen the rules, and written down before the planner was asked. The rule that splits the starts
+of vLLM (`scripts/planner_halves.py`) splits these, too: by model and GPU. Written by `make planner-calibrate`; the rules are on
+[planning](../concepts/planning.md#sglang).
+"""
+
+_GRADED = """## The graded half
+
+{count} starts; no constant was set on them.
+"""
+
+_CALIBRATION = """## The calibration half
+
+{count} starts, on which the constants below were set.
+"""
+
+_CONSTANTS = """## The constants
+
+What was not free before the weights were loaded, and what loading left beside them. A band reaches from the least to the most, or
+where fewer than five starts set a constant, as far as all lie from their own. Over an NVLink switch no start of the calibration half sets
+one: it is what NCCL held for vLLM's ranks.
+
+| constant | starts | value | between |
+| --- | ---: | ---: | ---: |
+"""
+
+_RULES = """## How it is graded
+
+- As [starts of vLLM](planner.md#how-it-is-graded). *Weights* are what SGLang prints as "mem usage" of loading, which is more
+  than the checkpoint by what loading leaves. *Available KV memory* is all pools of the cache, those for states too.
+- Starts whose source does not say what else runs on a GPU that shares its memory with the CPU, starts with adapters, speculative
+  decoding, attention in data-parallel ranks or experts on the CPU, and forks, are not graded.
+- That loading leaves something was seen on starts of both halves; the calibration half set how much. All other rules
+  were read in the source.
+- Figures of SGLang on AMD's GPUs and Ascend grade blocks alone, from the printed memory.
+"""
+
+
+def render(setting: Grades, graded: Grades, explanations: Mapping[str, str]) -> str:
+    """Return the page of both halves."""
+    lines = [_HEAD, *section(_GRADED, graded, explanations)]
+    lines += section(_CALIBRATION, setting, explanations)
+    rows = [
+        f"| {name} | {each.starts} | {each.value:.2f} GiB | {each.low:.2f} to {each.high:.2f} |"
+        for name, each in load_constants().items()
+    ]
+    lines += [_CONSTANTS + "\n".join(rows) + "\n"]
+    for quantity in LIMITS:
+        both = [each for group in (graded, setting) for each in group.of(quantity)]
+        lines += miss_lines(quantity, quantity, both, explanations)
+    return "\n".join([*lines, *not_graded_lines([graded, setting]), "", _RULES])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Grade a file of starts; print the page or write it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.grade_static", description="Grade plans for SGLang."
+    )
+    parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
+    parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
+    parser.add_argument(
+        "--write", type=Path, help="page to replace; without it the page is printed"
+    )
+    options = parser.parse_args(arguments)
+    explanations = {}
+    if options.explanations is not None:
+        explanations = json.loads(options.explanations.read_text(encoding="utf-8"))
+    cases = parse_cases(options.cases.read_text(encoding="utf-8"), str(options.cases))
+    page = render(*map(grade, split(cases)), explanations)
+    if options.write is None:
+        print(page)
+    else:
+        options.write.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
