@@ -32,6 +32,7 @@ class CpuAttention(AttentionBackend):
     """`AttentionBackend` on `kernels.attention`."""
 
     is_batch_invariant = True
+    needs_cleared_blocks = False  # the kernels read nothing behind a context
 
     def __init__(self, layers: Sequence[CachedLayer], cache: KVCache) -> None:
         kernels = _kernels_for(layers, cache)

@@ -71,7 +71,12 @@ class StepInputs:
 
 
 def make_inputs(
-    token_ids: Ints, arrays: StepArrays, *, block_size: int, device: torch.device
+    token_ids: Ints,
+    arrays: StepArrays,
+    *,
+    block_size: int,
+    device: torch.device,
+    finds_fresh: bool = True,
 ) -> StepInputs:
     """Derive positions and slots, and bring everything to the device.
 
@@ -80,6 +85,7 @@ def make_inputs(
         arrays: where they belong; at least one sequence.
         block_size: tokens per block, in every group.
         device: where the model is.
+        finds_fresh: whether `fresh_blocks` are wanted; else there are none.
     """
     lengths = np.diff(arrays.query_starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -87,7 +93,7 @@ def make_inputs(
     positions = np.arange(len(token_ids), dtype=np.int32) + first[rows]
     index, offset = np.divmod(positions, block_size)
     slots = [table[rows, index] * block_size + offset for table in arrays.block_tables]
-    fresh = _fresh_blocks(arrays, lengths, block_size)
+    fresh = _fresh_blocks(arrays, lengths, block_size) if finds_fresh else _NONE
     plain = [token_ids, positions, arrays.query_starts, arrays.context_lens, fresh]
     moved = _to_device([*plain, *slots, *arrays.block_tables], device)
     rest = moved[len(plain) :]
@@ -103,6 +109,9 @@ def make_inputs(
         max_context_len=int(arrays.context_lens.max()),
     )
     return StepInputs(moved[0], moved[1], layout)
+
+
+_NONE = np.zeros(0, dtype=np.int32)
 
 
 def pad_tables(tables: Sequence[Sequence[int]]) -> Ints:

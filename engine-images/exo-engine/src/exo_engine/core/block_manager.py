@@ -191,6 +191,10 @@ class BlockManager:
         for block in _held(child):
             self._pool.hold(block)
 
+    def is_ready(self, sequence_id: str, start: int, end: int) -> bool:
+        """Whether [start, end) of a sequence can be written as it is: `prepare_write` would do nothing."""
+        return self._is_ready(self._holdings[sequence_id], start, end)
+
     def num_blocks_to_write(
         self, sequence_id: str, start: int, end: int, *, num_done: int | None = None
     ) -> int:
@@ -386,9 +390,12 @@ class BlockManager:
         place = start // self.block_size
         if not self._sees_all or (end - 1) // self.block_size != place:
             return False
-        return len(holding.chain) <= place and all(
-            place < len(table) and self._pool.is_private(table[place]) for table in holding.tables
-        )
+        if len(holding.chain) > place:
+            return False
+        for table in holding.tables:  # no generator: this is asked of every sequence in every step
+            if place >= len(table) or not self._pool.is_private(table[place]):
+                return False
+        return True
 
     def _unreached(self, holding: _Holding, group: int, start: int) -> range:
         """Return the places of held blocks that no token from `start` on sees."""

@@ -233,13 +233,14 @@ class ModelRunner:
     def _forward(self, batch: BatchInputs) -> Tensor:
         """Run the step's tokens through the model: (T, E)."""
         arrays = StepArrays(batch.query_starts, batch.context_lens, batch.block_tables)
+        clears = self._attention.needs_cleared_blocks
         inputs = make_inputs(
-            batch.token_ids, arrays, block_size=self._cache.block_size, device=self._device
-        )
+            batch.token_ids, arrays, block_size=self._cache.block_size, device=self._device, finds_fresh=clears
+        )  # fmt: skip
         if batch.unknown_rows.size:
             chosen = self._chosen[self._to_device(batch.unknown_slots)]
             inputs.token_ids[self._to_device(batch.unknown_rows)] = chosen
-        if self._attention.needs_cleared_blocks:
+        if clears:
             self._cache.clear(inputs.layout.fresh_blocks)
         self._attention.begin(inputs.layout)
         self._attention.states.begin(inputs.layout)

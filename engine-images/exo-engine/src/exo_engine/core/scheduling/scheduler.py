@@ -247,7 +247,11 @@ class Scheduler:
         if num_tokens == 0:
             return
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        while self._num_blocks_to_write(sequence, start, end) > self.blocks.num_free_blocks:
+        is_ready = self.blocks.is_ready(sequence.table_key, start, end)
+        while (
+            not is_ready
+            and self._num_blocks_to_write(sequence, start, end) > self.blocks.num_free_blocks
+        ):
             if self.num_steps_on_their_way > 0:
                 self._is_stalled = True
                 return
@@ -260,7 +264,7 @@ class Scheduler:
             self._preempt(victim, step, "cache")
             if victim is sequence:
                 return
-        self._take_in(sequence, start, end, step)
+        self._take_in(sequence, start, end, step, is_ready=is_ready)
 
     def _admit(self, step: ScheduledStep) -> None:
         passed_over = []
@@ -311,10 +315,18 @@ class Scheduler:
             sequence.table_key, start, end, num_done=sequence.num_done
         )
 
-    def _take_in(self, sequence: Sequence, start: int, end: int, step: ScheduledStep) -> None:
-        copies = self.blocks.prepare_write(
-            sequence.table_key, start, end, num_done=sequence.num_done
-        )
+    def _take_in(
+        self,
+        sequence: Sequence,
+        start: int,
+        end: int,
+        step: ScheduledStep,
+        *,
+        is_ready: bool = False,
+    ) -> None:
+        """Put tokens into a step; `is_ready` where they can be written without preparing anything."""
+        key, num_done = sequence.table_key, sequence.num_done
+        copies = () if is_ready else self.blocks.prepare_write(key, start, end, num_done=num_done)
         num_samples = max(0, end - sequence.num_tokens + 1)
         sequence.num_computed = end
         sequence.num_pending += num_samples
