@@ -42,6 +42,9 @@ _ROUNDS = 8
 _NEAR_FACTORS, _NEAR_ROUNDS = (1.1, 1.04), 2
 """The same where constants are moved on from those of all figures."""
 _BEGUN = SpeedConstants()
+_HELD = 0.3
+"""How much a constant that is e times what it began as counts, as a figure that is e times off counts 1: of 0.1 to 1, and of
+distances and their squares, what left the calibration half's figures nearest."""
 _FAR = math.log(2)
 """A figure that is further off pulls no harder: its run had a cause that no constant has."""
 
@@ -59,8 +62,8 @@ def distance(figures: Sequence[Figure], constants: SpeedConstants) -> float:
     """Return how far the estimates are from the printed times: the mean of their logarithms' distances.
 
     Figures of one model on one kind of GPU weigh together as the root of their number: they say much the same. A
-    processor's factor counts as one figure that says 1: a host is as others until its figures say more than that. So does each
-    constant, as one that says what it began as: what figures hardly tell apart does not drift.
+    processor's factor counts as one figure that says 1: a host is as others until its figures say more than that. Each constant
+    is held to what it began as by the square of its distance, so that what figures hardly tell apart does not drift.
     """
     sums: dict[tuple[object, ...], list[float]] = {}
     for each in figures:
@@ -68,11 +71,11 @@ def distance(figures: Sequence[Figure], constants: SpeedConstants) -> float:
         sums.setdefault(_run(each), []).append(min(_FAR, off))
     for processor in constants.hosts:
         sums["host", processor] = [abs(math.log(constants.hosts[processor]))]
-    for name in _SET:
-        sums["constant", name] = [abs(math.log(getattr(constants, name) / getattr(_BEGUN, name)))]
     weights = [len(run) ** 0.5 for run in sums.values()]
     means = [sum(run) / len(run) for run in sums.values()]
-    return float(sum(map(operator.mul, weights, means)) / sum(weights))
+    moved = (math.log(getattr(constants, name) / getattr(_BEGUN, name)) for name in _SET)
+    held = _HELD * sum(each**2 for each in moved)
+    return float((sum(map(operator.mul, weights, means)) + held) / sum(weights))
 
 
 def _run(figure: Figure) -> tuple[object, ...]:

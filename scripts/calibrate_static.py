@@ -4,7 +4,8 @@
 
 writes `planner/catalog/static_overheads.json`, or says whether it would differ. Set are the starts of the calibration half
 (`scripts/planner_halves.py`); a constant is the middle of what was not free before the weights, by how ranks are joined,
-and its band reaches from the least to the most. Where a start does not print what was free, its cache says it.
+and its band reaches from the least to the most, or where few say it from half to twice of it. Where a start does not print what was free, its cache says it. Starts on
+the same kind and number of GPUs say much the same: together they are one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from exo_inference.planner.overheads import Measured
 from exo_inference.planner.planning import plan
 from exo_inference.planner.static.stage import (
     ALONE,
-    LINKED,
     LOADING,
     LOADING_UNIFIED,
     constant_of,
@@ -46,24 +46,21 @@ TARGET = Path(__file__).parents[1] / "exo_inference/planner/catalog/static_overh
 
 def missing_before(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the GiB that were not free before the weights, by the name of the constant; a doubling's share of it."""
-    found: dict[str, list[float]] = {}
-    doubled: list[tuple[float, float]] = []
+    sizes: dict[tuple[str, float, str, int], list[float]] = {}
     for case in cases:
         gpu = stated_gpu(case)
         if gpu is None or is_inferred(case, "GPU") or unstated_flags(case):
             continue
         free = case["observed"].get("free_before_weights_gib")
         size = _said_by_cache(case, gpu) if free is None else gpu.reported_bytes / GIB - free
-        if size is None:
-            continue
-        name, times = constant_of(gpu, int(case.get("tp") or 1) * int(case.get("pp") or 1))
-        if name == LINKED:
-            doubled.append((size, times))
-        else:
-            found.setdefault(name, []).append(size)
-    alone = statistics.median(found[ALONE])
-    if doubled:
-        found[LINKED] = [(size - alone) / times for size, times in doubled]
+        if size is not None:
+            ranks = int(case.get("tp") or 1) * int(case.get("pp") or 1)
+            sizes.setdefault((*constant_of(gpu, ranks), gpu.key, ranks), []).append(size)
+    middles = {key: statistics.median(values) for key, values in sizes.items()}
+    alone = statistics.median([size for (name, *_), size in middles.items() if name == ALONE])
+    found: dict[str, list[float]] = {}
+    for (name, doubled, _, _), size in middles.items():
+        found.setdefault(name, []).append((size - alone) / doubled if doubled else size)
     return found
 
 
@@ -87,7 +84,7 @@ def _said_by_cache(case: Mapping[str, Any], gpu: Gpu) -> float | None:
 
 def left_by_loading(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return by how many GiB more starts print for their weights than a known checkpoint has, by the constant's name."""
-    found: dict[str, list[float]] = {}
+    sizes: dict[tuple[str, str], list[float]] = {}
     for case in cases:
         printed, gpu = case["observed"].get("weights_gib_per_gpu"), stated_gpu(case)
         if printed is None or is_inferred(case, "model") or unstated_flags(case):
@@ -106,7 +103,11 @@ def left_by_loading(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]
                 setting.model, setting.ranks, 0, setting.dtype_bytes, setting.rules, padding=setting.padding
             )  # fmt: skip
             name = LOADING_UNIFIED if gpu is not None and gpu.is_unified else LOADING
-            found.setdefault(name, []).append(printed - weights.num_bytes / GIB)
+            key = (name, gpu.key if gpu is not None else "")
+            sizes.setdefault(key, []).append(printed - weights.num_bytes / GIB)
+    found: dict[str, list[float]] = {}
+    for (name, _), values in sizes.items():
+        found.setdefault(name, []).append(statistics.median(values))
     return found
 
 
@@ -115,14 +116,13 @@ _ANY = "0.5.12"
 
 
 def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
-    """Return the constants; one that few starts set has the spread of all."""
-    groups = missing_before(cases) | left_by_loading(cases)
-    away = [each - statistics.median(values) for values in groups.values() for each in values]
+    """Return the constants; one that few kinds of machines set may be half of that, or twice."""
     found = {}
-    for name, values in sorted(groups.items()):
+    for name, values in sorted((missing_before(cases) | left_by_loading(cases)).items()):
         middle = statistics.median(values)
-        low = middle + min(away) if len(values) < _FEW else min(values)
-        high = middle + max(away) if len(values) < _FEW else max(values)
+        low, high = min(values), max(values)
+        if len(values) < _FEW:
+            low, high = min(low, middle / 2), max(high, 2 * middle)
         found[name] = Measured(round(middle, 3), round(low, 3), round(high, 3), len(values))
     return found
 

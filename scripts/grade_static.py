@@ -37,11 +37,11 @@ _CALIBRATION = """## The calibration half
 
 _CONSTANTS = """## The constants
 
-What was not free before the weights were loaded, and what loading left beside them. A band reaches from the least to the most, or
-where fewer than five starts set a constant, as far as all lie from their own. Over an NVLink switch no start of the calibration half sets
-one: it is what NCCL held for vLLM's ranks.
+What was not free before the weights were loaded, and what loading left beside them. Starts on the same kind and number of GPUs
+are one machine. A band reaches from the least to the most, and where fewer than five machines set a constant at least from half of it
+to twice. Over an NVLink switch no start of the calibration half sets one: it is what NCCL held for vLLM's ranks.
 
-| constant | starts | value | between |
+| constant | machines | value | between |
 | --- | ---: | ---: | ---: |
 """
 

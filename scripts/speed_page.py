@@ -32,8 +32,8 @@ _RULES = """## How it is graded
   nor graded: kinds of one name differ by a third in bandwidth. Where the cache holds fewer requests than were sent, fewer are decoded at once.
 - Nor is one of GPUs that are held to less power than their own, or of an engine that was patched to start.
 - Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
-  constant stays within three times of where it began, to which it is held by the weight of one figure, and figures that are
-  more than twice off pull no harder.
+  constant stays within three times of where it began, to which the square of its distance holds it, and figures that are more
+  than twice off pull no harder.
 - The figures whose record says `found` were written down before the planner was asked, by one who had not seen it. With the
   constants as they were then, set on 202 others, 59 of these could be graded: 35 were within 1.5 times (59 %), the median
   error was 30 %; before that the graded half had 89.7 % and 8.9 %. Whoever plans a model or a GPU that is on neither half

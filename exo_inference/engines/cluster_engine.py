@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -68,13 +68,20 @@ class VllmMeaning:
     Attributes:
         settings: names of flags, each with the planner's setting.
         values: values that vLLM spells otherwise.
-        others: flags, or values of flags, that change what memory is needed in ways not known here.
+        others: flags that change what weights take, in ways not known here.
+        other_values: values of flags that do.
+        of_cache: flags that change what the cache takes; `of_windows` only where layers have windows, `of_states` only
+            where they have states.
         of_share: flags that have a part in the share of memory that the engine takes where no flag says it.
     """
 
     settings: Mapping[str, str]
     values: Mapping[str, str]
     others: frozenset[str]
+    other_values: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    of_cache: frozenset[str] = frozenset()
+    of_windows: frozenset[str] = frozenset()
+    of_states: frozenset[str] = frozenset()
     of_share: frozenset[str] = frozenset()
 
     def name_of(self, setting: str) -> str:

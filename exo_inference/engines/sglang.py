@@ -53,6 +53,7 @@ ENGINE = ClusterEngine(
             "mem-fraction-static": "gpu_memory_utilization",
             "chunked-prefill-size": "max_num_batched_tokens",
             "max-total-tokens": "num_gpu_blocks_override",
+            "page-size": "block_size",
             "kv-cache-dtype": "kv_cache_dtype",
             "dtype": "dtype",
             "tensor-parallel-size": "tensor_parallel_size",
@@ -63,22 +64,42 @@ ENGINE = ClusterEngine(
         others=frozenset(
             {
                 "quantization",
+                "quantize-and-serve",
+                "rl-quant-profile",
                 "torchao-config",
                 "modelopt-quant",
+                "modelopt-checkpoint-restore-path",
                 "cpu-offload-gb",
                 "offload-group-size",
                 "kt-weight-path",
                 "expert-parallel-size",
+                "moe-data-parallel-size",
+                "moe-dense-tp-size",
+                "ep-num-redundant-experts",
+                "enable-eplb",
                 "enable-dp-attention",
+                "attention-context-parallel-size",
                 "json-model-override-args",
+                "decrypted-config-file",
                 "speculative-algorithm",
+            }
+        ),
+        other_values={"load-format": frozenset({"bitsandbytes", "gguf"})},
+        of_cache=frozenset({"enable-lora", "lora-paths"}),
+        of_windows=frozenset(
+            {
                 "swa-full-tokens-ratio",
                 "disable-hybrid-swa-memory",
+                "attention-backend",
+                "decode-attention-backend",
+                "enable-hierarchical-cache",
+            }
+        ),
+        of_states=frozenset(
+            {
+                "disable-radix-cache",
                 "mamba-full-memory-ratio",
                 "max-mamba-cache-size",
-                "enable-lora",
-                "lora-paths",
-                "disable-radix-cache",
             }
         ),
         of_share=frozenset(
@@ -87,8 +108,12 @@ ENGINE = ClusterEngine(
                 "cuda-graph-bs",
                 "disable-cuda-graph",
                 "disable-piecewise-cuda-graph",
+                "enforce-piecewise-cuda-graph",
                 "piecewise-cuda-graph-max-tokens",
                 "piecewise-cuda-graph-tokens",
+                "enable-torch-compile",
+                "enable-symm-mem",
+                "moe-a2a-backend",
             }
         ),
     ),

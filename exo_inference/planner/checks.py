@@ -108,7 +108,7 @@ def _splits(kind: KvKind) -> bool:
 
 
 def _check_length(model: Architecture, parameters: EngineParameters) -> list[Problem]:
-    asked, own = parameters.max_model_len, model.max_model_len
+    asked, own = parameters.max_model_len, model.longest_model_len or model.max_model_len
     if not isinstance(asked, int) or own is None or asked <= own:
         return []
     flag = parameters.rules.flag("max-model-len")

@@ -89,9 +89,9 @@ class EngineRules:
             on an A100 that took 600 before (vllm-project/vllm#18152, 2025-05-14; it names no model, and 600 ms are what one
             of 8B takes, 80 of them for attention); since #20308 (2025-07) it leaves out tiles that are masked, half of all:
             (900 + 80) / 2 / 80.
-        ahead_times: how long its host takes for a step beside the requests, where it schedules ahead, as a share of what
-            vLLM's takes. A step of exo-engine with one sequence of Qwen3-0.6B took 0.88 ms on an H200
-            (docs/benchmarks/gpu-first-run.md), in which the GPU waited: (0.88 - 0.03) / 3.61.
+        ahead_seconds: how long its host takes for a step beside the requests, where it schedules ahead; None: as long as
+            vLLM's (`SpeedConstants.ahead`). A step of exo-engine with one sequence of Qwen3-0.6B took 0.88 ms on an
+            H200 (docs/benchmarks/gpu-first-run.md), in which the GPU waited; 0.03 of them are the request's.
         static_share: how the memory is shared out by an engine that profiles nothing; None for one that does.
         default_block: tokens of a block of the cache.
         estimates_speed: constants of speed were set on its figures, or on those of an engine that runs as it does.
@@ -153,7 +153,7 @@ class EngineRules:
     second_runner: frozenset[str] | None = None
     runs_dense_second: bool = False
     sinks_times: float = 1.0
-    ahead_times: float = 1.0
+    ahead_seconds: float | None = None
     static_share: StaticShare | None = None
     default_block: int = 16
     estimates_speed: bool = True
@@ -204,7 +204,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         shrinks_length=True,
         caps_cache=True,
         prints_exactly=True,
-        ahead_times=0.235,
+        ahead_seconds=8.5e-4,
     )
 
 
@@ -314,7 +314,6 @@ def _sglang(version: Version, _: str) -> EngineRules:
         quantizes=True,
         chooses_cache_type=True,
         spans_gpus=True,
-        shrinks_length=True,
         static_share=static_share(version),
         default_block=1,
         estimates_speed=False,

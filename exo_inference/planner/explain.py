@@ -23,7 +23,7 @@ from exo_inference.planner.memory import (
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.resolved_setting import Setting, Stage
-from exo_inference.planner.static.stage import pooled_bytes
+from exo_inference.planner.static.stage import left_by_loading, pooled_bytes
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 
@@ -128,6 +128,8 @@ def _weight_corrections(setting: Setting, stage: Stage) -> Iterator[str]:
     rope = rotary_bytes(model, setting.dtype_bytes, setting.rules)
     if rope:
         yield f"+ {_gib(rope)} of rotary tables ({model.rope_elements:,} x {setting.dtype_bytes} bytes)"
+    if setting.rules.static_share is not None:
+        yield f"+ {_gib(left_by_loading(setting.gpu).value * GIB)} that loading leaves"
     if setting.rules.counts_pages and not setting.offload:
         rests = page_bytes(model, setting.ranks, stage.index, setting.dtype_bytes, setting.padding)
         yield f"+ {_gib(rests)} of rests of pages of 2 MiB"
@@ -148,6 +150,8 @@ def _component_steps(result: Plan) -> Iterator[Step]:
         if each.name not in _COMPONENTS:
             continue
         title, source = _COMPONENTS[each.name]
+        if each.name == "non_torch" and result.parameters.rules.static_share is not None:
+            source = "figures that real starts printed (docs/benchmarks/planner-sglang.md)"
         outside = "" if each.is_in_budget else "; captured after the cache, outside the budget"
         band = f" ({_gib(each.low)} to {_gib(each.high)})" if each.high > each.low else ""
         yield Step(title, f"{each.source}{outside}", _with_bytes(each.num_bytes) + band, source)
@@ -345,9 +349,17 @@ _MEANING = {
 }
 
 
+_STATIC_MEANING = {
+    Verdict.FITS: "even the pessimistic bound leaves a cache, and the rest holds the table of requests",
+    Verdict.TIGHT: "the pessimistic bound leaves no cache, or the rest is little for steps and graphs",
+}
+
+
 def _verdict_step(result: Plan) -> Step:
     refusals = [problem.detail for problem in result.problems if problem.refuses]
     formula = "; ".join(refusals) if refusals else _MEANING.get(result.verdict, "")
+    if result.parameters.rules.static_share is not None and not refusals:
+        formula = _STATIC_MEANING.get(result.verdict, "")
     return Step("Verdict", formula, str(result.verdict), "the lines above")
 
 

@@ -41,7 +41,8 @@ from exo_inference.planner.profile_run import activations_component, profile_bat
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
-from exo_inference.planner.static.stage import rest_note, static_stage
+from exo_inference.planner.static.rest import most_requests, rest_note, rest_problems
+from exo_inference.planner.static.stage import static_stage
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
 
@@ -75,7 +76,9 @@ def plan(
             model.name, gpu.name, gpu_count, parameters, Verdict.UNKNOWN,
             problems=(Problem("unknown-model", detail),), usd_per_hour=gpu.price(max(1, gpu_count)),
         )  # fmt: skip
-    setting = settle(model, gpu, max(1, gpu_count), parameters, draft)
+    setting = replace(
+        settle(model, gpu, max(1, gpu_count), parameters, draft), free_bytes=free_bytes
+    )
     problems = [
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
         *check_quantization_flag(model, parameters),
@@ -89,7 +92,7 @@ def plan(
         )  # fmt: skip
     stages = [_plan_stage(setting, index) for index in range(setting.ranks.pipeline)]
     limiting = min(stages, key=_headroom)
-    return _conclude(setting, stages, limiting, problems, free_bytes)
+    return _conclude(setting, stages, limiting, problems)
 
 
 def _plan_stage(setting: Setting, stage: int) -> Stage:
@@ -208,7 +211,9 @@ def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _R
     if layout is None:
         longest = min(length, setting.model.max_model_len or length)
         return _Room(blocks, low, high, 0, length, longest, longest)
-    own = setting.model.max_model_len or length
+    model = setting.model
+    own = model.max_model_len or length
+    own = max(own, min(length, model.longest_model_len or own))  # LongRoPE may be asked for more
     largest = layout.longest_request(blocks, tokens, own)
     safe = layout.longest_request(low, tokens, own)
     static = setting.rules.static_share  # which answers longer requests alone with an error
@@ -232,12 +237,13 @@ def _verdict(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdi
     return Verdict.FITS
 
 
-def _free_memory_problem(setting: Setting, budget: int, free_bytes: int | None) -> list[Problem]:
-    if free_bytes is None or budget <= free_bytes or setting.gpu.vendor == "cpu":
+def _free_memory_problem(setting: Setting, budget: int) -> list[Problem]:
+    free = setting.free_bytes
+    takes_free = setting.rules.static_share is not None  # a share of that, whatever it is
+    if free is None or budget <= free or takes_free or setting.gpu.vendor == "cpu":
         return []
-    detail = f"{_gib(free_bytes)} are free on each GPU, {_gib(budget)} are wanted at the start"
-    flag = setting.rules.flag("gpu-memory-utilization").lstrip("-")
-    return [Problem("free-memory", f"{detail} ({flag} of the total)")]
+    detail = f"{_gib(free)} are free on each GPU, {_gib(budget)} are wanted at the start"
+    return [Problem("free-memory", f"{detail} (gpu-memory-utilization of the total)")]
 
 
 def _conclude(
@@ -245,12 +251,14 @@ def _conclude(
     stages: Sequence[Stage],
     limiting: Stage,
     problems: list[Problem],
-    free_bytes: int | None,
 ) -> Plan:
     # The stage with the least memory left decides for all: each stage holds the cache of every request.
     layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
+    static = setting.rules.static_share
     problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, room)
-    problems += _free_memory_problem(setting, limiting.budget, free_bytes)
+    problems += _free_memory_problem(setting, limiting.budget)
+    if static is not None:
+        problems += rest_problems(setting, limiting)
     has_check = state_blocks.checks_states(setting, stages)
     if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
@@ -281,7 +289,7 @@ def _conclude(
         largest_max_model_len=room.largest if limiting.available > 0 else 0,
         safe_max_model_len=room.safe if limiting.low > 0 else 0,
         safe_max_num_seqs=room.low_blocks if has_check else None,
-        max_num_seqs=setting.max_num_seqs,
+        max_num_seqs=setting.max_num_seqs if static is None else most_requests(setting, limiting),
         max_num_batched_tokens=setting.max_num_batched_tokens,
         max_concurrency=concurrency * setting.ranks.data,  # each data rank has a cache of its own
         kv_capacity_tokens=capacity,

@@ -49,6 +49,8 @@ class Setting:
     kv: KvSettings
     speculation: Speculation
     asks_auto: bool
+    free_bytes: int | None = None
+    """On each GPU before the start, where that is known."""
 
     @property
     def dtype_bytes(self) -> int:
@@ -187,6 +189,8 @@ def _step_size(
         is_chunked = not rules.is_legacy or length > 32768
     tokens, seqs = default_batch(rules, gpu)
     seqs = parameters.max_num_seqs or seqs
+    if rules.static_share is not None:
+        return parameters.max_num_batched_tokens or tokens, seqs
     is_batched = parameters.all2all_backend in BATCHED and spreads_experts(model, ranks)
     if is_batched and rules.version >= (0, 20, 0) and parameters.max_num_batched_tokens is None:
         return BATCHED_TOKENS, min(seqs, BATCHED_TOKENS)  # engine/arg_utils.py, 0.32.0

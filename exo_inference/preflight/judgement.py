@@ -38,7 +38,6 @@ from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.flags import read_flags, read_settings
 from exo_inference.preflight.other_engines import advise as advise_other
-from exo_inference.preflight.other_engines import read_settings as read_other_settings
 from exo_inference.preflight.other_engines import size
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
@@ -202,28 +201,26 @@ def _judge_other(
     """Judge what takes no flags of vLLM."""
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    parameters = read_other_settings(engine, reading)
-    if isinstance(parameters, str):
-        return Judgement(subject, flag_problems=tuple(rules), notes=(parameters,))
     found = size(
-        engine, subject.flags, parameters, subject.model, subject.gpu, subject.gpu_count,
-        subject.free_bytes,
+        engine, subject.flags, reading, subject.model, subject.gpu, subject.gpu_count,
+        free_bytes=subject.free_bytes,
     )  # fmt: skip
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
-    return Judgement(subject, tuple(rules), found, found.problems)
+    others = _not_reported(found.problems, rules, reading)
+    return Judgement(subject, tuple(rules), found, others)
 
 
 def _with_ways_out(
     judged: Judgement, engine: ClusterEngine, reading: Reading, other_gpus: tuple[Gpu, ...] | None
 ) -> Judgement:
     """Add the ways out that are known of an engine that takes no flags of vLLM."""
-    subject, parameters = judged.subject, read_other_settings(engine, reading)
+    subject = judged.subject
     is_short = judged.verdict in (Verdict.REFUSED, Verdict.TIGHT)
-    if not is_short or isinstance(parameters, str) or subject.model is None or subject.gpu is None:
+    if not is_short or subject.model is None or subject.gpu is None:
         return judged
     ways = advise_other(
-        engine, subject.flags, parameters, subject.model, subject.gpu, subject.gpu_count,
+        engine, subject.flags, reading, subject.model, subject.gpu, subject.gpu_count,
         other_gpus=other_gpus,
     )  # fmt: skip
     return replace(judged, advice=ways)

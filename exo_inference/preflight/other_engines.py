@@ -25,79 +25,45 @@ from exo_inference.planner import (
 )
 from exo_inference.planner import advise as planner_advise
 from exo_inference.planner.engine_rules import PLANNED
+from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 
 _GIB = 2**30
 
 
-def translate(engine: ClusterEngine, found: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the planner's settings that mean the same for memory, or why there are none.
-
-    Args:
-        engine: whose flags they are.
-        found: what flags set, by their names.
-    """
-    meaning = engine.meaning
-    if meaning is None:
-        return f"not sized for {engine.title}: what it needs of memory is not known"
-    other = _find_other(found, meaning)
-    if other:
-        return f"not sized for {engine.title}: what {other} means for its memory is not known"
-    sharing = next((name for name in found if name in meaning.of_share), None)
-    share = meaning.name_of("gpu_memory_utilization") if sharing is not None else None
-    if share is not None and share not in found:
-        return f"not sized for {engine.title}: say --{share} too, whose default --{sharing} changes"
-    return {
-        meaning.settings[name]: meaning.values.get(value, value)
-        for name, value in found.items()
-        if name in meaning.settings
-    }
-
-
-def read_settings(engine: ClusterEngine, reading: Reading) -> EngineParameters | str:
-    """Return what flags set that memory depends on, or why nothing is sized."""
-    settings = translate(engine, reading.values)
-    if isinstance(settings, str):
-        return settings
-    own = {"engine": engine.name, "engine_version": engine.version}
-    try:
-        return EngineParameters.of(settings, **(own if engine.name in PLANNED else {}))
-    except WrongSetting as error:
-        flag = _find_flag(engine, reading, error.name)
-        return f"not sized for {engine.title}: {flag} {error.finding}; change it, or leave it out"
-
-
 def size(
     engine: ClusterEngine,
     flags: Sequence[str],
-    parameters: EngineParameters,
+    reading: Reading,
     model: Architecture,
     gpu: Gpu,
     gpu_count: int,
+    *,
     free_bytes: int | None = None,
 ) -> Plan | str:
     """Return a plan by the engine's own rules, where it has some; else a refusal of weights, or what is known in words."""
-    if engine.name not in PLANNED:
-        return _size_weights(engine, flags, parameters, model, gpu, gpu_count)
-    found = plan(model, gpu, gpu_count, parameters, free_bytes=free_bytes)
-    if found.verdict is Verdict.UNKNOWN:
-        return f"not sized for {engine.title}: {found.problems[0].detail}"
-    notes = (*found.notes, *_length_notes(found, parameters, model))
-    return replace(found, parameters=_as_written(engine, flags), notes=notes)
-
-
-def _length_notes(found: Plan, parameters: EngineParameters, model: Architecture) -> Iterator[str]:
-    """Say where requests may be no longer than the cache, which is no refusal."""
-    asked = parameters.max_model_len or model.max_model_len
-    if isinstance(asked, int) and 1 < found.max_model_len < asked:
-        yield f"a request of more than {found.max_model_len:,} tokens, of the {asked:,} of the context, is answered with an error"
+    settings = translate(engine, reading)
+    if isinstance(settings, str):
+        return settings
+    lack = _find_lack(engine, reading, model)
+    if lack is None:
+        own = _own_parameters(engine, settings)
+        found = plan(model, gpu, gpu_count, own, free_bytes=free_bytes)
+        if found.verdict is not Verdict.UNKNOWN:
+            notes = (*found.notes, *_length_notes(found, own, model))
+            return replace(found, parameters=_as_written(engine, flags), notes=notes)
+        lack = found.problems[0].detail
+    weights = _size_weights(engine, flags, EngineParameters.of(settings), model, gpu, gpu_count)
+    if isinstance(weights, Plan) or engine.name not in PLANNED:
+        return weights
+    return f"not sized for {engine.title}: {lack}"
 
 
 def advise(
     engine: ClusterEngine,
     flags: Sequence[str],
-    parameters: EngineParameters,
+    reading: Reading,
     model: Architecture,
     gpu: Gpu,
     gpu_count: int,
@@ -105,11 +71,74 @@ def advise(
     other_gpus: tuple[Gpu, ...] | None = None,
 ) -> tuple[Advice, ...]:
     """Return ways out of what may not fit, where the engine is planned by its own rules."""
-    if engine.name not in PLANNED:
+    settings = translate(engine, reading)
+    if isinstance(settings, str) or _find_lack(engine, reading, model) is not None:
         return ()
+    parameters, written = _own_parameters(engine, settings), _as_written(engine, flags)
     found = planner_advise(model, gpu, gpu_count, parameters, other_gpus=other_gpus)
-    own = _as_written(engine, flags)
-    return tuple(replace(each, plan=replace(each.plan, parameters=own)) for each in found)
+    return tuple(replace(each, plan=replace(each.plan, parameters=written)) for each in found)
+
+
+def translate(engine: ClusterEngine, reading: Reading) -> dict[str, Any] | str:
+    """Return the planner's settings that mean the same for memory, or why there are none."""
+    meaning, found = engine.meaning, reading.values
+    if meaning is None:
+        return f"not sized for {engine.title}: what it needs of memory is not known"
+    other = _find_other(found, meaning)
+    if other:
+        return f"not sized for {engine.title}: what {other} means for its memory is not known"
+    settings = {
+        meaning.settings[name]: meaning.values.get(value, value)
+        for name, value in found.items()
+        if name in meaning.settings
+    }
+    if engine.name in PLANNED:
+        if (settings.get("max_num_batched_tokens") or 0) < 0:
+            del settings["max_num_batched_tokens"]  # prompts are not cut
+        for name in ("max_model_len", "num_gpu_blocks_override"):
+            if settings.get(name) in (-1, 1):
+                flag = _find_flag(engine, reading, name)
+                return f"not sized for {engine.title}: {flag} is {settings[name]}, expected 2 or more; change it, or leave it out"
+    try:
+        EngineParameters.of(settings)
+    except WrongSetting as error:
+        flag = _find_flag(engine, reading, error.name)
+        return f"not sized for {engine.title}: {flag} {error.finding}; change it, or leave it out"
+    return settings
+
+
+def _find_lack(engine: ClusterEngine, reading: Reading, model: Architecture) -> str | None:
+    """Return why only weights can be told; None where the engine's own rules tell all."""
+    meaning, found = engine.meaning, reading.values
+    if meaning is None or engine.name not in PLANNED:
+        return "what it needs beside its weights is not known"
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    changing = set(meaning.of_cache)
+    changing |= meaning.of_windows if kinds & {KvKind.SLIDING, KvKind.CHUNKED} else set()
+    changing |= meaning.of_states if KvKind.STATE in kinds else set()
+    for name in found:
+        if name in changing:
+            return f"what --{name} means for its cache is not known"
+    share = meaning.name_of("gpu_memory_utilization")
+    if share in found:
+        return None
+    chunk = meaning.name_of("max_num_batched_tokens")
+    for name in found:
+        if name in meaning.of_share or (name == chunk and found[name] <= 0):
+            return f"--{name} changes what --{share} is by default; say --{share} too"
+    return None
+
+
+def _own_parameters(engine: ClusterEngine, settings: Mapping[str, Any]) -> EngineParameters:
+    return EngineParameters.of(settings, engine=engine.name, engine_version=engine.version)
+
+
+def _length_notes(found: Plan, parameters: EngineParameters, model: Architecture) -> Iterator[str]:
+    """Say where requests may be no longer than the cache, which is no refusal."""
+    asked = parameters.max_model_len or model.max_model_len
+    refuses = any(problem.refuses for problem in found.problems)
+    if isinstance(asked, int) and 1 < found.max_model_len < asked and not refuses:
+        yield f"a request of more than {found.max_model_len:,} tokens, of the {asked:,} of the context, is answered with an error"
 
 
 def _as_written(engine: ClusterEngine, flags: Sequence[str]) -> EngineParameters:
@@ -157,6 +186,6 @@ def _find_other(found: Mapping[str, Any], meaning: VllmMeaning) -> str:
     for name, value in found.items():
         if name in meaning.others:
             return f"--{name}"
-        if name in meaning.settings and value in meaning.others:
+        if str(value) in meaning.other_values.get(name, ()):
             return f"--{name} {value}"
     return ""

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 FLAGS_FIELD = "inference-engine-parameters"
 _GPU_TYPE = "--gpu-type="
-_TENSOR, _PIPELINE = ("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")
+_TENSOR = ("--tensor-parallel-size", "-tp", "--tp", "--tp-size")
+_PIPELINE = ("--pipeline-parallel-size", "-pp", "--pp", "--pp-size")
 _SPELLINGS = {
     "tensor-parallel": _TENSOR,
     "pipeline-parallel": _PIPELINE,
-    "parallel-size": (*_TENSOR, *_PIPELINE, "--data-parallel-size", "-dp"),
+    "parallel-size": (*_TENSOR, *_PIPELINE, "--data-parallel-size", "-dp", "--dp", "--dp-size"),
+    "max-model-len": ("--max-model-len", "--context-length"),
     "quantization": ("--quantization", "-q"),
     "speculative-config": ("--speculative-config", "-sc"),
     "draft-model": ("--speculative-config", "-sc", "--spec-model"),

@@ -97,3 +97,14 @@ def test_an_fp8_cache_of_the_checkpoint_needs_the_same_gpu_as_the_flag(
     for gpu, kv in (("T4", "float16"), ("A100", "auto")):
         result = plan(model, find_gpu(gpu), 1, EngineParameters(kv_cache_dtype=kv))
         assert "kv-cache-dtype" not in {p.code for p in result.problems}
+
+
+def test_longrope_may_be_asked_for_more_than_an_engine_takes_by_itself() -> None:
+    """Phi-3.5: 131,072 positions, of which vLLM takes 4,096 without --max-model-len."""
+    model, gpu = find_model("microsoft/Phi-3.5-mini-instruct"), find_gpu("h100")
+    assert plan(model, gpu, 1, EngineParameters()).max_model_len == 4096
+    longer = plan(model, gpu, 1, EngineParameters(max_model_len=100_000))
+    assert (longer.problems, longer.max_model_len) == ((), 100_000)
+    assert longer.largest_max_model_len == 100_000
+    (problem,) = plan(model, gpu, 1, EngineParameters(max_model_len=131_073)).problems
+    assert "the model allows 131072" in problem.detail

@@ -55,7 +55,10 @@ def test_nor_are_they_planned_for_a_deployment() -> None:
     assert engine.meaning is not None
     known = {flag.name for flag in engine.flags.by_spelling.values()}
     unplanned = {name.replace("_", "-") for name in rules_for("sglang", "0.5.17").unplanned}
-    assert unplanned & known <= engine.meaning.others
+    meaning = engine.meaning
+    told = meaning.others | meaning.of_cache | meaning.of_windows | meaning.of_states
+    assert unplanned & known <= told
+    assert (told | meaning.of_share | set(meaning.settings) | set(meaning.other_values)) <= known
 
 
 def test_what_has_no_rule_is_not_graded() -> None:
@@ -95,17 +98,26 @@ def test_what_loading_leaves_is_what_is_printed_beside_the_checkpoint() -> None:
     assert left_by_loading([quantized, make_case(inferred=["model"])]) == {}
 
 
-def test_few_starts_have_the_spread_of_all() -> None:
-    sizes = [78.5, 78.4, 78.3, 78.2, 78.1, 78.0]
-    alone = [
-        make_case(observed={"free_before_weights_gib": size, "outcome": "fits"}) for size in sizes
+def test_a_constant_of_few_machines_may_be_half_or_twice() -> None:
+    observed = {"free_before_weights_gib": 78.5, "outcome": "fits"}
+    found = derive([*[make_case(observed=observed)] * 9, make_case()])["one GPU"]
+    assert (found.starts, found.low, found.high) == (
+        1,
+        found.value / 2,
+        pytest.approx(2 * found.value, abs=0.002),
+    )
+
+
+def test_starts_on_the_same_machine_are_one() -> None:
+    sizes = {"H100": 78.5, "L40S": 44.0, "RTX 4090": 23.0, "A100": 79.0, "L4": 22.0}
+    cases = [
+        make_case(gpu=gpu, observed={"free_before_weights_gib": size, "outcome": "fits"})
+        for gpu, size in sizes.items()
+        for _ in range(3)
     ]
-    one = {"free_before_weights_gib": 23.0, "outcome": "fits"}
-    two = make_case(gpu="RTX 4090", gpu_count=2, tp=2, observed=one)
-    loaded = make_case()
-    found = derive([*alone, two, loaded])
-    assert found["one GPU"].high - found["one GPU"].low == pytest.approx(0.5)
-    assert found["several GPUs"].low < found["several GPUs"].value < found["several GPUs"].high
+    found = derive([*cases, make_case()])["one GPU"]
+    assert found.starts == 5
+    assert found.low < found.value < found.high
 
 
 def test_the_constants_are_what_the_calibration_half_gives() -> None:

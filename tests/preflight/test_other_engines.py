@@ -69,7 +69,7 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
     [
         ("llama-cpp", ()),
         ("sglang", ("--cpu-offload-gb", "100")),
-        ("sglang", ("--swa-full-tokens-ratio", "0.5")),
+        ("sglang", ("--load-format", "bitsandbytes")),
         ("sglang", ("--speculative-algorithm", "EAGLE")),
         ("tgi", ("--quantize", "bitsandbytes-nf4")),
         ("tensorrt-llm", ("--free_gpu_memory_fraction", "0.5")),
@@ -136,8 +136,8 @@ def test_a_context_that_the_cache_of_sglang_does_not_hold_is_told() -> None:
 def test_flags_of_the_default_share_are_planned_beside_the_share_alone(flag: str) -> None:
     (note,) = judge(subject("sglang", flag)).notes
     assert note == (
-        "not sized for SGLang: say --mem-fraction-static too, whose default "
-        f"{flag.partition('=')[0]} changes"
+        f"not sized for SGLang: {flag.partition('=')[0]} changes what --mem-fraction-static is by default; "
+        "say --mem-fraction-static too"
     )
     assert judge(subject("sglang", flag, "--mem-fraction-static=0.8")).verdict is Verdict.FITS
 
@@ -146,3 +146,60 @@ def test_tokens_of_sglang_are_capped_as_asked() -> None:
     judgement = judge(subject("sglang", "--max-total-tokens", "4096"))
     assert judgement.plan is not None
     assert judgement.plan.kv_capacity_tokens == 4096
+
+
+@pytest.mark.parametrize("flag", ["--context-length", "--max-total-tokens"])
+@pytest.mark.parametrize("value", ["-1", "1", "0"])
+def test_too_few_tokens_are_no_plan(flag: str, value: str) -> None:
+    (note,) = judge(subject("sglang", f"{flag}={value}")).notes
+    assert f"{flag} is {value}, expected" in note
+
+
+def test_prompts_that_are_not_cut_are_planned_beside_a_share() -> None:
+    assert (
+        "--chunked-prefill-size changes"
+        in judge(subject("sglang", "--chunked-prefill-size=-1")).notes[0]
+    )
+    both = judge(subject("sglang", "--chunked-prefill-size=-1", "--mem-fraction-static=0.8"))
+    assert both.verdict is Verdict.FITS
+
+
+def test_tokens_are_given_in_pages() -> None:
+    refused = judge(subject("sglang", "--page-size=100000000"))
+    assert refused.verdict is Verdict.REFUSED
+    assert "--page-size is 0" in judge(subject("sglang", "--page-size=0")).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "flag", "is_told"),
+    [
+        (SMALL, "--disable-radix-cache", False),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--disable-radix-cache", True),
+        (SMALL, "--attention-backend=triton", False),
+        ("openai/gpt-oss-20b", "--attention-backend=triton", True),
+        (SMALL, "--enable-lora", True),
+    ],
+)
+def test_flags_of_the_cache_count_where_the_model_has_such_layers(
+    model: str, flag: str, *, is_told: bool
+) -> None:
+    judged = judge(replace(subject("sglang", flag, model=model), gpu=find_gpu("b300")))
+    assert any("means for its cache is not known" in note for note in judged.notes) is is_told
+
+
+def test_weights_refuse_where_nothing_else_is_known() -> None:
+    judged = judge(subject("sglang", "--disable-cuda-graph", model=LARGE, count=2))
+    assert judged.verdict is Verdict.REFUSED
+    assert "the weights alone take" in judged.plan_problems[0].detail
+
+
+def test_a_wrong_length_is_told_once_and_where_it_is() -> None:
+    told = to_wire(judge(subject("sglang", "--context-length=500000")))
+    (problem,) = [each for each in told.problems if each.code == "max-model-len"]
+    assert problem.location == "$['inference-engine-parameters'][0]"
+    assert not any("is answered with an error" in note for note in told.notes)
+
+
+def test_a_wrong_size_is_told_once() -> None:
+    told = to_wire(judge(subject("sglang", "--tp=2")))
+    assert len(told.problems) == 1

@@ -26,7 +26,9 @@ from exo_inference.cli.plan.planners import (
 )
 from exo_inference.cli.plan.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
+from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines.flags.catalogue import is_listed
+from exo_inference.errors import UsageError
 from exo_inference.planner import Step
 from exo_inference.wire import DeploymentPlan, ModelRef, PlanVerdict
 
@@ -83,6 +85,12 @@ def _refuse(output: Output, plans: Sequence[DeploymentPlan]) -> int:
 
 def _run_demand(session: Session, output: Output, options: PlanOptions, demand: Demand) -> int:
     """Plan on all GPUs for requests of the demand's length, and print what holds it."""
+    facts = facts_of(options.wanted.engine or GPU_ENGINE)
+    if not facts.takes_vllm_flags:
+        raise UsageError(
+            f"{facts.title}'s speed is not estimated, so that nobody can say what holds that many requests",
+            hint="Leave --for out to see whether it fits; with vllm, --for answers.",
+        )
     flags = options.wanted.engine_parameters or ()
     if not any(flag.startswith("--max-model-len") for flag in flags):
         flags = (*flags, f"--max-model-len={demand.length}")

@@ -229,7 +229,7 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     missing += ["model"] if is_inferred(case, "model") and not grades.includes_unstated else []
     missing += ["GPU"] if is_inferred(case, "GPU") else []
     if missing:
-        reason = f"its {' and '.join(missing)} is not stated"
+        reason = f"its {' and '.join(dict.fromkeys(missing))} is not stated"
         grades.not_graded.append((name, "available KV memory, fit", reason))
         return
     free = observed.get("free_at_start_gib")

@@ -19,6 +19,7 @@ from exo_inference.planner.model.config_fields import (
     ConfigFields,
     FieldProblem,
     derived_max_model_len,
+    longest_model_len,
 )
 from exo_inference.planner.model.experts import read_moe
 from exo_inference.planner.model.families import FAMILIES, UNCHECKED, Family
@@ -67,6 +68,8 @@ class Architecture:
     num_heads: int = 0
     intermediate_size: int = 0
     max_model_len: int | None = None
+    longest_model_len: int | None = None
+    """What a flag may ask for; None: `max_model_len`."""
     dtype: str = "bfloat16"
     layers: tuple[Layer, ...] = ()
     outer_weights: tuple[Weight, ...] = ()
@@ -207,7 +210,8 @@ def _read(
         vocab_size=fields.integer("vocab_size"),
         num_heads=0 if family.layout == "states" else fields.integer("num_attention_heads"),
         intermediate_size=_widest(layers),
-        max_model_len=_usable_length(fields, family),
+        max_model_len=_usable(derived_max_model_len(fields), family),
+        longest_model_len=_usable(longest_model_len(fields), family),
         dtype=dtype,
         layers=tuple(layers),
         outer_weights=tuple(_formatted("", weight, chooser) for weight in outer),
@@ -226,8 +230,7 @@ def _read(
     )
 
 
-def _usable_length(fields: ConfigFields, family: Family) -> int | None:
-    length = derived_max_model_len(fields)
+def _usable(length: int | None, family: Family) -> int | None:
     return None if length is None else max(1, length - family.unused_positions)
 
 

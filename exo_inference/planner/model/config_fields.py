@@ -174,6 +174,17 @@ def derived_max_model_len(fields: ConfigFields) -> int | None:
     return int(length)
 
 
+def longest_model_len(fields: ConfigFields) -> int | None:
+    """Return the context length that may be asked for: LongRoPE is for more than engines take by themselves.
+
+    Source: vLLM's config/model.py, `_get_and_verify_max_len` (0.32.0).
+    """
+    derived, stated = derived_max_model_len(fields), fields.get("max_position_embeddings")
+    if derived is None or not isinstance(stated, int) or not 1 <= stated <= _MAX_LENGTH:
+        return derived
+    return max(derived, stated)
+
+
 def _derived_length(fields: ConfigFields) -> float | None:
     longest = fields.get("max_position_embeddings") or CLASS_LENGTHS.get(fields.text_type)
     if longest is None:

@@ -28,6 +28,29 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
     Raises:
         FieldProblem: a size is missing.
     """
+    built = _build(fields)
+    if built is None:
+        return None
+    weights, shape, is_known = built
+    return weights, replace(shape, stated=_stated_sizes(fields)), is_known
+
+
+def _stated_sizes(fields: ConfigFields) -> tuple[int, int] | None:
+    stated = fields.outer.get("vision_config")
+    if not isinstance(stated, Mapping):
+        return None
+    sizes = []
+    for names, otherwise in (
+        (("num_hidden_layers", "vt_num_hidden_layers"), 24), (("hidden_size", "vt_hidden_size"), 1024),
+    ):  # fmt: skip
+        found = next(
+            (stated[name] for name in names if isinstance(stated.get(name), int)), otherwise
+        )
+        sizes.append(min(max(found, 0), 2**20))
+    return sizes[0], sizes[1]
+
+
+def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | None:
     fixed = _FIXED.get(fields.model_type)
     if fixed is not None and (fixed.always or fields.vision is None):
         return fixed.build(fields.integer("hidden_size"))

@@ -62,7 +62,8 @@ class SpeedInputs:
         """Seconds that a step of `size` requests takes at least, as the host has as long to schedule the next one."""
         if self.rules.is_legacy or not self.schedules_ahead:
             return 0.0  # the GPU waits for the host: its part is in `step`
-        ahead = self.constants.ahead * self.rules.ahead_times
+        own = self.rules.ahead_seconds
+        ahead = self.constants.ahead if own is None else own
         return self.host * (ahead + size * self.constants.sequence)
 
     @property

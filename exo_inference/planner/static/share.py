@@ -37,7 +37,7 @@ class StaticShare:
         window_share: tokens of that pool for each token of the other.
         state_share: bytes for states (Mamba, linear attention) for each byte of the cache beside them; None where
             they were shared out otherwise.
-        captures_prompts: pieces of prompts are captured as graphs, too.
+        captures_prompts: pieces of prompts are captured as graphs, too, of models without images and of one stage.
     """
 
     graph_batches: tuple[tuple[float, int, int], ...] = ()
@@ -76,24 +76,28 @@ class StaticShare:
             step_tokens: tokens of a prompt that are computed at once (`--chunked-prefill-size`).
         """
         total = gpu.reported_bytes / MIB + _DRIVERS_OWN
-        ranks = tensor * pipeline
         if self.by_ranks and total <= 81_920 + _DRIVERS_OWN:
             return next(share for least, share in self.by_ranks if tensor >= least)
+        rest = self.rest(model, gpu, tensor, pipeline, step_tokens)
+        return max(0.0, round((total - rest) / total, 3) * _encoder_factor(model))
+
+    def rest(
+        self, model: Architecture, gpu: Gpu, tensor: int, pipeline: int, step_tokens: int
+    ) -> float:
+        """Return the MiB that the formula leaves to steps, graphs and tables; arguments as of `default`."""
+        total, ranks = gpu.reported_bytes / MIB + _DRIVERS_OWN, tensor * pipeline
+        if self.by_ranks and total <= 81_920 + _DRIVERS_OWN:
+            return (1 - self.default(model, gpu, tensor, pipeline, step_tokens)) * total
         if self.by_memory:
             base, per = next((base, per) for below, base, per in self.by_memory if total < below)
-            rest = (base + ranks / per) * _K
-        else:
-            few, many = next(
-                (few, many) for below, few, many in self.graph_batches if total < below
-            )
-            rest = 512 + max(step_tokens, 2048) * 1.5 + 2 * (few if tensor < 4 else many)
-            rest += ranks / 8 * _K
-            if self.captures_prompts:
-                is_latent = KvKind.LATENT in _kinds(model)
-                rest += 1.5 * _K if is_latent else 8 * num_prompt_graphs(step_tokens)
-            if total > 60 * _K:
-                rest = max(rest, 10 * _K)
-        return max(0.0, round((total - rest) / total, 3) * _encoder_factor(model))
+            return (base + ranks / per) * _K
+        few, many = next((few, many) for below, few, many in self.graph_batches if total < below)
+        rest = 512 + max(step_tokens, 2048) * 1.5 + 2 * (few if tensor < 4 else many)
+        rest += ranks / 8 * _K
+        if self.captures_prompts and pipeline == 1 and model.vision is None:
+            is_latent = KvKind.LATENT in _kinds(model)
+            rest += 1.5 * _K if is_latent else 8 * num_prompt_graphs(step_tokens)
+        return max(rest, 10 * _K) if total > 60 * _K else rest
 
 
 def static_share(version: Version) -> StaticShare:
@@ -110,7 +114,9 @@ def static_share(version: Version) -> StaticShare:
     )  # fmt: skip
     windowed = frozenset[str]()
     if version >= (0, 5, 9):
-        windowed = _WINDOWED_SINCE_15 if version >= (0, 5, 15) else _WINDOWED
+        windowed = _WINDOWED_SINCE_12 if version >= (0, 5, 12) else _WINDOWED
+    if version >= (0, 5, 15):
+        windowed |= {"step3p7"}
     return StaticShare(
         graph_batches=batches,
         windowed=windowed,
@@ -121,12 +127,12 @@ def static_share(version: Version) -> StaticShare:
 
 _BY_RANKS = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
 _ABOVE_80_GIB = ((float("inf"), 18.0, float("inf")),)
-"""Of 0.4.7; 0.4.6 left 13, which is not followed here."""
+"""Of 0.4.7; 0.4.6 left 13 and 0.4.0 to 0.4.5 knew no such limit, which is not followed here."""
 _BY_MEMORY = (
     (35 * _K, 2.8, 10.0), (90 * _K, 9.5, 2.0), (160 * _K, 12.0, 2.0), (float("inf"), 32.0, float("inf")),
 )  # fmt: skip
 _WINDOWED = frozenset({"gpt_oss", "llama4", "llama4_text", "mimo_v2_flash", "step3p5"})
-_WINDOWED_SINCE_15 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
+_WINDOWED_SINCE_12 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
 
 
 def num_prompt_graphs(step_tokens: int) -> int:
@@ -138,11 +144,14 @@ def num_prompt_graphs(step_tokens: int) -> int:
 
 
 def _encoder_factor(model: Architecture) -> float:
-    """Return what is left of the share where images are encoded, by the encoder's size against that of CLIP's ViT-L/14."""
-    vision = model.vision
-    if vision is None:
+    """Return what is left of the share where images are encoded, by the encoder's size against that of CLIP's ViT-L/14.
+
+    The size is what `adjust_mem_fraction_for_vlm` reads of the config, whatever the encoder's family calls it.
+    """
+    stated = model.vision.stated if model.vision is not None else None
+    if stated is None:
         return 1.0
-    ratio = vision.num_layers * vision.hidden_size**2 / (24 * 1024**2)
+    ratio = stated[0] * stated[1] ** 2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
 
 

@@ -1,8 +1,6 @@
 """One pipeline stage of an engine that shares memory out by a fixed share: weights and cache, and what CUDA has before them.
 
-`planning.py` asks for it. What a step computes, captured graphs and tables of requests take their memory from the rest of
-the GPU, after the cache has its own: a start that left them too little runs out of memory then, and nothing here says so.
-All sizes are bytes on one GPU.
+`planning.py` asks for it; what is left for steps, graphs and tables of requests, `rest.py` judges. All sizes are bytes on one GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +14,13 @@ from functools import cache
 from importlib.resources import files
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
-from exo_inference.planner.kv_cache import KvGroup, KvLayout, KvSettings, token_bytes
-from exo_inference.planner.memory import Component, stage_sizes, weights_component
+from exo_inference.planner.kv_cache import (
+    KvGroup,
+    KvLayout,
+    KvSettings,
+    token_bytes,
+)
+from exo_inference.planner.memory import Component, weights_component
 from exo_inference.planner.model.shapes import KvKind, KvSpec
 from exo_inference.planner.overheads import LINKED as NVLINK
 from exo_inference.planner.overheads import Measured, at_ranks, measured
@@ -47,27 +50,25 @@ def constant_of(gpu: Gpu, num_ranks: int) -> tuple[str, float]:
     return (LINKED, doubled) if doubled else (OTHERS, 0.0)
 
 
-def static_stage(setting: Setting, stage: int) -> Stage:
+def static_stage(setting: Setting, index: int) -> Stage:
     """Return what one GPU of a stage has for its weights and its cache."""
-    model, ranks, parameters = setting.model, setting.ranks, setting.parameters
+    model, parameters, gpu = setting.model, setting.parameters, setting.gpu
+    ranks = replace(setting.ranks, data=1)  # replicas: nothing is spread over them
     weights = _with_rests(
         weights_component(
-            model, ranks, stage, setting.dtype_bytes, setting.rules, padding=setting.padding
+            model, ranks, index, setting.dtype_bytes, setting.rules, padding=setting.padding
         ),
-        setting.gpu,
+        gpu,
     )
-    sizes = stage_sizes(len(model.layers), ranks.pipeline)
-    start = sum(sizes[:stage])
-    layers = model.layers[start : start + sizes[stage]]
-    specs = tuple(layer.kv for layer in layers if layer.kv is not None)
-    gpu, share = setting.gpu, setting.memory_share
-    before = _before_weights(setting, share)
-    budget = int(gpu.reported_bytes * share)
+    start, end = _layers_of(len(model.layers), ranks.pipeline, index)
+    specs = tuple(layer.kv for layer in model.layers[start:end] if layer.kv is not None)
+    share, before = setting.memory_share, _before_weights(setting)
+    budget = int(found_bytes(setting) * share)
     left = budget - before.num_bytes - weights.num_bytes
     more, less = gpu.reported_error_bytes * share, gpu.shortfall_bytes * share
-    down = _hypot(before.high - before.num_bytes, weights.high - weights.num_bytes, less)
-    up = _hypot(before.num_bytes - before.low, weights.num_bytes - weights.low, more)
-    layout = pools_of_tokens(specs, setting.kv, _state_share(setting))
+    down = math.hypot(before.high - before.num_bytes, weights.high - weights.num_bytes, less)
+    up = math.hypot(before.num_bytes - before.low, weights.num_bytes - weights.low, more)
+    layout = pools_of_tokens(specs, setting.kv, state_share(setting))
     room = (left, int(left - down), int(left + up))
     printed, asked = parameters.kv_cache_memory_bytes, parameters.num_gpu_blocks_override
     if printed is not None:  # no flag of the engine, but what a start may have printed
@@ -75,12 +76,34 @@ def static_stage(setting: Setting, stage: int) -> Stage:
     if asked is not None and layout is not None:
         most = asked * layout.bytes_per_block
         room = (min(room[0], most), min(room[1], most), min(room[2], most))
-    return Stage((weights, before), layout, budget, *room, stage, specs)
+    return Stage(
+        components=(weights, before), layout=layout, budget=budget,
+        available=room[0], low=room[1], high=room[2], index=index, specs=specs,
+    )  # fmt: skip
+
+
+def found_bytes(setting: Setting) -> int:
+    """Return the bytes that the engine finds, CUDA's own included."""
+    free = setting.free_bytes
+    return setting.gpu.reported_bytes if free is None else min(setting.gpu.reported_bytes, free)
+
+
+def _layers_of(num_layers: int, stages: int, index: int) -> tuple[int, int]:
+    """Return the layers [start, end) of a stage: what is left over goes to the last ones (distributed/utils.py)."""
+    base, more = divmod(num_layers, stages)
+    first_larger = stages - more
+    start = index * base + max(0, index - first_larger)
+    return start, start + base + (index >= first_larger)
+
+
+def left_by_loading(gpu: Gpu) -> Measured:
+    """Return what loading leaves beside the weights, in GiB."""
+    return load_constants()[LOADING_UNIFIED if gpu.is_unified else LOADING]
 
 
 def _with_rests(weights: Component, gpu: Gpu) -> Component:
     """Add what loading leaves beside the weights: the engine prints both together."""
-    each = load_constants()[LOADING_UNIFIED if gpu.is_unified else LOADING]
+    each = left_by_loading(gpu)
     value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
     down = math.hypot(weights.num_bytes - weights.low, value - low)
     up = math.hypot(weights.high - weights.num_bytes, high - value)
@@ -91,10 +114,10 @@ def _with_rests(weights: Component, gpu: Gpu) -> Component:
     )
 
 
-def _before_weights(setting: Setting, share: float) -> Component:
+def _before_weights(setting: Setting) -> Component:
     """Return the static share of what is not free any more when the weights are loaded."""
     name, doubled = constant_of(setting.gpu, setting.ranks.tensor * setting.ranks.pipeline)
-    constants = load_constants()
+    constants, share = load_constants(), setting.memory_share
     # Where no start of such an engine has set it, what NCCL held for vLLM's ranks.
     each = constants.get(name) or measured(NVLINK)
     each = at_ranks(each, constants[ALONE], doubled)
@@ -103,13 +126,10 @@ def _before_weights(setting: Setting, share: float) -> Component:
     return Component("non_torch", value, low, high, source)
 
 
-def _state_share(setting: Setting) -> float:
+def state_share(setting: Setting) -> float:
+    """Return the bytes for states for each byte of the cache beside them."""
     static = setting.rules.static_share
     return (static.state_share or 0.0) if static is not None else 0.0
-
-
-def _hypot(*parts: float) -> float:
-    return math.hypot(*(max(0.0, part) for part in parts))
 
 
 def pools_of_tokens(
@@ -134,12 +154,3 @@ def pooled_bytes(spec: KvSpec, settings: KvSettings) -> float:
     """Return what a layer's pool has for each token of a pool without windows."""
     is_windowed = spec.kind in (KvKind.SLIDING, KvKind.CHUNKED)
     return (settings.window_share if is_windowed else 1.0) * token_bytes(spec, settings)
-
-
-def rest_note(setting: Setting) -> str:
-    """Say what a plan leaves out."""
-    rest = 1 - setting.memory_share
-    return (
-        f"what a step computes, captured graphs and tables of requests take the other {rest:.1%} of each GPU, "
-        f"which is not sized; nor is {setting.rules.title}'s speed estimated"
-    )

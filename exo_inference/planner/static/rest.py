@@ -1,0 +1,87 @@
+"""What an engine with a static share has beside weights and cache: a table of requests, and room for steps and graphs.
+
+The table is arithmetic, and a start fails without room for it. What steps and graphs take is not known: where little is left
+for them the plan is tight. `planning.py` asks. All sizes are bytes on one GPU.
+"""
+
+from __future__ import annotations
+
+from exo_inference.planner import state_blocks
+from exo_inference.planner.gpu_catalog import GIB, MIB
+from exo_inference.planner.kv_cache import state_page_bytes
+from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.overheads import GRAPHS_CODE
+from exo_inference.planner.problem import Problem
+from exo_inference.planner.resolved_setting import Setting, Stage
+from exo_inference.planner.static.stage import found_bytes, state_share
+
+
+def num_states(setting: Setting, stage: Stage, available: int) -> int | None:
+    """Return for how many requests a stage keeps states in so many bytes of its pools; None without any."""
+    sizes = [
+        state_page_bytes(spec, setting.kv) for spec in stage.specs if spec.kind is KvKind.STATE
+    ]
+    if not sizes:
+        return None
+    share = state_share(setting)
+    return int(max(0, available) * share / (1 + share) // sum(sizes))
+
+
+_STATES_EACH = 3
+"""Of a running request, with the prefix cache (MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO)."""
+
+
+def most_requests(setting: Setting, stage: Stage) -> int:
+    """Return how many requests run at once at most (`_resolve_max_num_reqs`, 0.5.12 to 0.5.18)."""
+    tokens = max(0, stage.available // stage.layout.bytes_per_block if stage.layout else 0)
+    most = setting.parameters.max_num_seqs
+    if most is None:
+        most = max(2048, min(4096, int(tokens / max(1, setting.max_model_len) * 512)))
+    states = num_states(setting, stage, stage.available)
+    return min(most, tokens // 2, tokens if states is None else states // _STATES_EACH)
+
+
+def table_bytes(setting: Setting, stage: Stage) -> int:
+    """Return what the table takes that says where each request's tokens are: 4 bytes for each of its context."""
+    return 4 * (most_requests(setting, stage) + 1) * (setting.max_model_len + 4)
+
+
+_LEAST_REST = 512 * MIB
+"""What attention's workspaces take after the cache (FlashInfer's: 384 to 512 MiB)."""
+_LEAST_SHARE = 1 / 3
+"""Of what the engine's formula leaves to steps and graphs, which starts have gone on with: a third of 4.7 GiB on an H100."""
+
+
+def rest_problems(setting: Setting, stage: Stage) -> list[Problem]:
+    """Say where too little is left beside weights and cache, or too little of it for states."""
+    static, flag = setting.rules.static_share, setting.rules.flag
+    if static is None or stage.available <= 0:
+        return []
+    states, surely = (num_states(setting, stage, size) for size in (stage.high, stage.low))
+    if states is not None and surely is not None and surely < _STATES_EACH:
+        detail = f"the pool for states holds those of {states} requests at best, one running takes {_STATES_EACH}"
+        return [Problem(state_blocks.CODE, detail, refuses=states < _STATES_EACH)]
+    share, before = setting.memory_share, stage.components[1].num_bytes
+    rest = (1 - share) * (found_bytes(setting) - before / max(share, 0.01))
+    table = table_bytes(setting, stage)
+    requests = most_requests(setting, stage)
+    named = f"the table of {requests:,} requests of {setting.max_model_len:,} tokens takes {table / GIB:.2f} GiB"
+    beside = f"{rest / GIB:.2f} GiB of each GPU are left beside {flag('gpu-memory-utilization')} {share:.3g}"
+    step = f"lower it, {flag('max-model-len')} or {flag('max-num-seqs')}"
+    if table > rest:
+        return [Problem("memory", f"{named}, {beside}: {step}")]
+    ranks, tokens = setting.ranks, setting.max_num_batched_tokens
+    usual = static.rest(setting.model, setting.gpu, ranks.tensor, ranks.pipeline, tokens) * MIB
+    if rest - table >= max(_LEAST_REST, _LEAST_SHARE * usual):
+        return []
+    detail = f"{beside}, and {named} of them: steps and graphs may run out of memory; {step}"
+    return [Problem(GRAPHS_CODE, detail, refuses=False)]
+
+
+def rest_note(setting: Setting) -> str:
+    """Say what a plan leaves out."""
+    rest = 1 - setting.memory_share
+    return (
+        f"steps, captured graphs and a table of requests share the other {rest:.1%} of each GPU; what the first two take "
+        f"is not sized, nor is {setting.rules.title}'s speed estimated"
+    )
