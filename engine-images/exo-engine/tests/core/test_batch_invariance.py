@@ -22,6 +22,17 @@ SCHEDULES = {
 pytestmark = pytest.mark.skipif(not available_paths(), reason="built without a compiler")
 
 
+def random_schedule(seed: int) -> dict[str, int | bool]:
+    numbers = random.Random(seed)
+    return {
+        "max_num_seqs": numbers.randint(2, 9),
+        "max_num_batched_tokens": numbers.randint(16, 100),
+        "num_gpu_blocks_override": numbers.randint(16, 40),
+        "enable_prefix_caching": numbers.random() < 0.5,
+        "num_threads": numbers.randint(1, 3),
+    }
+
+
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     numbers = random.Random(11)
@@ -30,15 +41,17 @@ def prompts() -> list[list[int]]:
     return [*own, *([*shared, *tail[:9]] for tail in own[:3])]
 
 
-def run(path, prompts, **options):
-    """Tokens and log-probabilities of each prompt, which are drawn with seeds of their own."""
+def run(path, prompts, *, order=None, **options):
+    """Tokens and log-probabilities of each prompt, sent in `order`; they are drawn with seeds of their own."""
     llm = LLM(path, **{**OPTIONS, **options})
+    order = range(len(prompts)) if order is None else order
     params = [
         SamplingParams(temperature=0.8, max_tokens=12, logprobs=2, seed=index, ignore_eos=True)
-        for index in range(len(prompts))
+        for index in order
     ]
-    completions = llm.generate(prompts, params)
-    return [(each.token_ids, each.logprobs) for each in completions], llm
+    completions = llm.generate([prompts[index] for index in order], params)
+    found = dict(zip(order, completions, strict=True))
+    return [(found[i].token_ids, found[i].logprobs) for i in range(len(prompts))], llm
 
 
 @pytest.mark.parametrize(
@@ -82,6 +95,31 @@ def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, m
         if name == "together":  # and again, from what the prefix cache kept
             again, _ = run(model, prompts, **options)
             assert again == alone
+
+
+@pytest.mark.parametrize(
+    ("stored", "seeds"),
+    [
+        ({}, range(4)),
+        pytest.param({}, range(4, 40), marks=pytest.mark.slow),
+        *(
+            pytest.param(each, range(40), marks=pytest.mark.slow)
+            for each in (
+                {"quantization": "int8"},
+                {"quantization": "int4"},
+                {"kv_cache_dtype": "int8"},
+            )
+        ),
+    ],
+)
+def test_bits_do_not_depend_on_random_schedules(tiny_model, prompts, stored, seeds):
+    model = tiny_model("qwen3-half-windowed").path
+    alone, _ = run(model, prompts, **stored, max_num_seqs=1, enable_prefix_caching=False)
+    for seed in seeds:
+        numbers = random.Random(seed)
+        order = numbers.sample(range(len(prompts)), len(prompts))
+        scheduled, _ = run(model, prompts, order=order, **stored, **random_schedule(seed))
+        assert scheduled == alone, (seed, random_schedule(seed), order)
 
 
 @pytest.mark.parametrize(
