@@ -170,7 +170,7 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python -m scripts.draw_engine_fields --check
 	@$(BIN)/python -m scripts.generate_cli_reference --check
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS) --check
-	@$(BIN)/python -m scripts.calibrate_static --starts $(STATIC_STARTS) --check
+	@$(BIN)/python -m scripts.static_starts.calibrate --starts $(STATIC_STARTS) --check
 	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --check
 
 STARTS := docs/benchmarks/planner-starts.json
@@ -179,8 +179,8 @@ SPEEDS := docs/benchmarks/planner-published-speeds.json
 
 planner-calibrate: setup-dev ## set the planner's measured constants on one half of real starts; grade it on the other
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS)
-	@$(BIN)/python -m scripts.calibrate_static --starts $(STATIC_STARTS)
-	@$(BIN)/python -m scripts.grade_static --cases $(STATIC_STARTS) --explanations docs/benchmarks/planner-explanations.json \
+	@$(BIN)/python -m scripts.static_starts.calibrate --starts $(STATIC_STARTS)
+	@$(BIN)/python -m scripts.static_starts.grade --cases $(STATIC_STARTS) --explanations docs/benchmarks/planner-explanations.json \
 	  --write docs/benchmarks/planner-sglang.md
 	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --write docs/benchmarks/planner-published-speeds.md
 	@$(BIN)/python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --write docs/benchmarks/planner-processor.md

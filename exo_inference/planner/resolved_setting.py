@@ -72,6 +72,18 @@ class Setting:
         return static.default(self.model, self.gpu, ranks.tensor, ranks.pipeline, tokens)
 
     @property
+    def found_bytes(self) -> int:
+        """The bytes of a GPU that the engine finds, CUDA's own included."""
+        reported = self.gpu.reported_bytes
+        return reported if self.free_bytes is None else min(reported, self.free_bytes)
+
+    @property
+    def state_share(self) -> float:
+        """The bytes for states for each byte of the cache beside them, where a static share has both."""
+        static = self.rules.static_share
+        return (static.state_share or 0.0) if static is not None else 0.0
+
+    @property
     def drafting(self) -> Drafting | None:
         """What a decode step drafts."""
         return self.speculation.drafting(self.ranks, self.dtype_bytes, self.kv)

@@ -15,7 +15,9 @@ FILES = {
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".md") and "changelog" not in path.name
 }
-FOREIGN = re.compile(r"v1/|config/cache|engine/arg_utils|tensorrt_llm/|benchmarks/kubernetes\.py")
+FOREIGN = re.compile(
+    r"v1/|srt/|config/cache|engine/arg_utils|tensorrt_llm/|benchmarks/kubernetes\.py"
+)
 """Paths in the sources of engines, and a module that must not be."""
 PLACEHOLDER = re.compile(r"NAME|NOUN|VERB")
 

@@ -13,10 +13,10 @@ from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import grade
 from exo_inference.planner.engine_rules import rules_for
-from scripts.calibrate_static import derive, left_by_loading, missing_before
-from scripts.calibrate_static import main as calibrate
-from scripts.grade_static import main
 from scripts.planner_halves import split
+from scripts.static_starts.calibrate import derive, left_by_loading, missing_before
+from scripts.static_starts.calibrate import main as calibrate
+from scripts.static_starts.grade import main
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 STARTS = FOLDER / "planner-sglang-starts.json"

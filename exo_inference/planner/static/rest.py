@@ -13,7 +13,6 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.overheads import GRAPHS_CODE
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.resolved_setting import Setting, Stage
-from exo_inference.planner.static.stage import found_bytes, state_share
 
 
 def num_states(setting: Setting, stage: Stage, available: int) -> int | None:
@@ -23,7 +22,7 @@ def num_states(setting: Setting, stage: Stage, available: int) -> int | None:
     ]
     if not sizes:
         return None
-    share = state_share(setting)
+    share = setting.state_share
     return int(max(0, available) * share / (1 + share) // sum(sizes))
 
 
@@ -62,7 +61,7 @@ def rest_problems(setting: Setting, stage: Stage) -> list[Problem]:
         detail = f"the pool for states holds those of {states} requests at best, one running takes {_STATES_EACH}"
         return [Problem(state_blocks.CODE, detail, refuses=states < _STATES_EACH)]
     share, before = setting.memory_share, stage.components[1].num_bytes
-    rest = (1 - share) * (found_bytes(setting) - before / max(share, 0.01))
+    rest = (1 - share) * (setting.found_bytes - before / max(share, 0.01))
     table = table_bytes(setting, stage)
     requests = most_requests(setting, stage)
     named = f"the table of {requests:,} requests of {setting.max_model_len:,} tokens takes {table / GIB:.2f} GiB"

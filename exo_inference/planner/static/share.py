@@ -10,10 +10,14 @@ srt/mem_cache/kv_cache_configurator.py). Without the flag the rest is what a for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from exo_inference.planner.gpu_catalog import MIB, Gpu
-from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.model.shapes import KvKind
+
+if TYPE_CHECKING:
+    from exo_inference.planner.gpu_catalog import Gpu
+    from exo_inference.planner.model.architecture import Architecture
 
 Version = tuple[int, int, int]
 

@@ -35,7 +35,7 @@ LOADING, LOADING_UNIFIED = "left by loading", "left by loading, memory shared wi
 
 @cache
 def load_constants() -> Mapping[str, Measured]:
-    """Return what is taken beside weights, in GiB (`scripts/calibrate_static.py`)."""
+    """Return what is taken beside weights, in GiB (`scripts/static_starts/calibrate.py`)."""
     path = files("exo_inference.planner").joinpath("catalog", "static_overheads.json")
     return {name: Measured(**entry) for name, entry in json.loads(path.read_text("utf-8")).items()}
 
@@ -63,12 +63,12 @@ def static_stage(setting: Setting, index: int) -> Stage:
     start, end = _layers_of(len(model.layers), ranks.pipeline, index)
     specs = tuple(layer.kv for layer in model.layers[start:end] if layer.kv is not None)
     share, before = setting.memory_share, _before_weights(setting)
-    budget = int(found_bytes(setting) * share)
+    budget = int(setting.found_bytes * share)
     left = budget - before.num_bytes - weights.num_bytes
     more, less = gpu.reported_error_bytes * share, gpu.shortfall_bytes * share
     down = math.hypot(before.high - before.num_bytes, weights.high - weights.num_bytes, less)
     up = math.hypot(before.num_bytes - before.low, weights.num_bytes - weights.low, more)
-    layout = pools_of_tokens(specs, setting.kv, state_share(setting))
+    layout = pools_of_tokens(specs, setting.kv, setting.state_share)
     room = (left, int(left - down), int(left + up))
     printed, asked = parameters.kv_cache_memory_bytes, parameters.num_gpu_blocks_override
     if printed is not None:  # no flag of the engine, but what a start may have printed
@@ -80,12 +80,6 @@ def static_stage(setting: Setting, index: int) -> Stage:
         components=(weights, before), layout=layout, budget=budget,
         available=room[0], low=room[1], high=room[2], index=index, specs=specs,
     )  # fmt: skip
-
-
-def found_bytes(setting: Setting) -> int:
-    """Return the bytes that the engine finds, CUDA's own included."""
-    free = setting.free_bytes
-    return setting.gpu.reported_bytes if free is None else min(setting.gpu.reported_bytes, free)
 
 
 def _layers_of(num_layers: int, stages: int, index: int) -> tuple[int, int]:
@@ -124,12 +118,6 @@ def _before_weights(setting: Setting) -> Component:
     value, low, high = (int(share * size * GIB) for size in (each.value, each.low, each.high))
     source = f"{share:.3g} of what CUDA and NCCL hold before weights are loaded, {name}: middle of {each.starts} starts"
     return Component("non_torch", value, low, high, source)
-
-
-def state_share(setting: Setting) -> float:
-    """Return the bytes for states for each byte of the cache beside them."""
-    static = setting.rules.static_share
-    return (static.state_share or 0.0) if static is not None else 0.0
 
 
 def pools_of_tokens(

@@ -247,10 +247,11 @@ class Scheduler:
         if num_tokens == 0:
             return
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        is_ready = self.blocks.is_ready(sequence.table_key, start, end)
+        key, blocks, done = sequence.table_key, self.blocks, sequence.num_done
+        is_ready = blocks.is_ready(key, start, end)
         while (
             not is_ready
-            and self._num_blocks_to_write(sequence, start, end) > self.blocks.num_free_blocks
+            and blocks.num_blocks_to_write(key, start, end, num_done=done) > blocks.num_free_blocks
         ):
             if self.num_steps_on_their_way > 0:
                 self._is_stalled = True
@@ -264,7 +265,7 @@ class Scheduler:
             self._preempt(victim, step, "cache")
             if victim is sequence:
                 return
-        self._take_in(sequence, start, end, step, is_ready=is_ready)
+        self._take_in(sequence, start, end, step, is_ready)
 
     def _admit(self, step: ScheduledStep) -> None:
         passed_over = []
@@ -310,19 +311,8 @@ class Scheduler:
         self._num_prefix_queries += sequence.num_prompt_tokens
         self._num_prefix_hits += beginning.num_computed
 
-    def _num_blocks_to_write(self, sequence: Sequence, start: int, end: int) -> int:
-        return self.blocks.num_blocks_to_write(
-            sequence.table_key, start, end, num_done=sequence.num_done
-        )
-
     def _take_in(
-        self,
-        sequence: Sequence,
-        start: int,
-        end: int,
-        step: ScheduledStep,
-        *,
-        is_ready: bool = False,
+        self, sequence: Sequence, start: int, end: int, step: ScheduledStep, is_ready: bool = False
     ) -> None:
         """Put tokens into a step; `is_ready` where they can be written without preparing anything."""
         key, num_done = sequence.table_key, sequence.num_done

@@ -1,6 +1,6 @@
 """Sets what an engine with a static share takes beside weights and cache, from starts that printed it.
 
-    python -m scripts.calibrate_static --starts STARTS.json [--check]
+    python -m scripts.static_starts.calibrate --starts STARTS.json [--check]
 
 writes `planner/catalog/static_overheads.json`, or says whether it would differ. Set are the starts of the calibration half
 (`scripts/planner_halves.py`); a constant is the middle of what was not free before the weights, by how ranks are joined,
@@ -41,7 +41,7 @@ from scripts.calibrate_planner import render
 from scripts.constants_file import write_or_compare
 from scripts.planner_halves import split
 
-TARGET = Path(__file__).parents[1] / "exo_inference/planner/catalog/static_overheads.json"
+TARGET = Path(__file__).parents[2] / "exo_inference/planner/catalog/static_overheads.json"
 
 
 def missing_before(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -133,7 +133,7 @@ _FEW = 5
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the constants, or with --check compare them with the file."""
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.calibrate_static",
+        prog="python -m scripts.static_starts.calibrate",
         description="Set what is taken before weights on the calibration half of real starts.",
     )
     parser.add_argument("--starts", type=Path, required=True, help="JSON file of starts")

@@ -1,6 +1,6 @@
 """Writes the grades of plans for SGLang as a Markdown page, `docs/benchmarks/planner-sglang.md`.
 
-python -m scripts.grade_static --cases STARTS.json --explanations EXPLANATIONS.json [--write PAGE.md]
+python -m scripts.static_starts.grade --cases STARTS.json --explanations EXPLANATIONS.json [--write PAGE.md]
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def render(setting: Grades, graded: Grades, explanations: Mapping[str, str]) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade a file of starts; print the page or write it."""
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.grade_static", description="Grade plans for SGLang."
+        prog="python -m scripts.static_starts.grade", description="Grade plans for SGLang."
     )
     parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
     parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")

@@ -1,0 +1,1 @@
+"""Calibration and grading with starts of engines that have a static share of memory."""
