@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -312,18 +312,35 @@ def render(constants: Mapping[str, Measured]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the constants, or with --check compare them with the file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.calibrate_planner",
-        description="Set the planner's measured constants on the calibration half of real starts.",
-    )
+    description = "Set the planner's measured constants on the calibration half of real starts."
+    return set_constants("calibrate_planner", description, TARGET, derive, arguments)
+
+
+def set_constants(
+    module: str,
+    description: str,
+    target: Path,
+    derive_from: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Measured]],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Write what the calibration half of a file of starts gives, or with --check compare it with the file.
+
+    Args:
+        module: of `scripts`, for the usage.
+        description: what it does.
+        target: the file of constants.
+        derive_from: makes them of the starts.
+        arguments: `--starts FILE`, and `--check`; None: those of the process.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m scripts.{module}", description=description)
     parser.add_argument("--starts", type=Path, required=True, help="JSON file of starts")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; 1 where it would differ"
     )
     options = parser.parse_args(arguments)
     cases = parse_cases(options.starts.read_text(encoding="utf-8"), str(options.starts))
-    text = render(derive(split(cases)[0]))
-    return write_or_compare(TARGET, text, options.starts, check=options.check)
+    text = render(derive_from(split(cases)[0]))
+    return write_or_compare(target, text, options.starts, check=options.check)
 
 
 if __name__ == "__main__":

@@ -412,9 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", type=Path, help="page to replace; without it the page is printed"
     )
     options = parser.parse_args(arguments)
-    explanations = {}
-    if options.explanations is not None:
-        explanations = json.loads(options.explanations.read_text(encoding="utf-8"))
+    explanations = read_explanations(options.explanations)
     later = [] if options.unseen is None else _read(options.unseen)
     unseen = grade(later) if later else None
     setting, graded = split(_read(options.cases))
@@ -427,11 +425,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peer=later,
         ran=None if options.ran is None else grade(ran_starts(_figures(options.ran))),
     )
-    if options.write is None:
+    print_or_write(page, options.write)
+    return 0
+
+
+def read_explanations(path: Path | None) -> dict[str, str]:
+    """Return the explanations of a file, by case; without a file none."""
+    return {} if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def print_or_write(page: str, path: Path | None) -> None:
+    """Replace a page, or print it where there is no path."""
+    if path is None:
         print(page)
     else:
-        options.write.write_text(page, encoding="utf-8")
-    return 0
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

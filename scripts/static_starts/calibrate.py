@@ -4,13 +4,12 @@
 
 writes `planner/catalog/static_overheads.json`, or says whether it would differ. Set are the starts of the calibration half
 (`scripts/planner_halves.py`); a constant is the middle of what was not free before the weights, by how ranks are joined,
-and its band reaches from the least to the most, or where few say it from half to twice of it. Where a start does not print what was free, its cache says it. Starts on
-the same kind and number of GPUs say much the same: together they are one.
+and its band reaches from the least to the most, or where few say it from half to twice of it. Where a start does not print
+what was free, its cache says it. Starts on the same kind and number of GPUs say much the same: together they are one.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from exo_inference.errors import UsageError
 from exo_inference.planner.accuracy.cases import (
     is_inferred,
     model_name,
-    parse_cases,
     stated_gpu,
     stated_parameters,
     stated_version,
@@ -37,9 +35,7 @@ from exo_inference.planner.static.stage import (
     LOADING_UNIFIED,
     constant_of,
 )
-from scripts.calibrate_planner import render
-from scripts.constants_file import write_or_compare
-from scripts.planner_halves import split
+from scripts.calibrate_planner import set_constants
 
 TARGET = Path(__file__).parents[2] / "exo_inference/planner/catalog/static_overheads.json"
 
@@ -132,18 +128,8 @@ _FEW = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the constants, or with --check compare them with the file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.static_starts.calibrate",
-        description="Set what is taken before weights on the calibration half of real starts.",
-    )
-    parser.add_argument("--starts", type=Path, required=True, help="JSON file of starts")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; 1 where it would differ"
-    )
-    options = parser.parse_args(arguments)
-    cases = parse_cases(options.starts.read_text(encoding="utf-8"), str(options.starts))
-    text = render(derive(split(cases)[0]))
-    return write_or_compare(TARGET, text, options.starts, check=options.check)
+    description = "Set what is taken before weights on the calibration half of real starts."
+    return set_constants("static_starts.calibrate", description, TARGET, derive, arguments)
 
 
 if __name__ == "__main__":

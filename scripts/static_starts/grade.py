@@ -6,14 +6,19 @@ python -m scripts.static_starts.grade --cases STARTS.json --explanations EXPLANA
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import LIMITS, Grades, grade
 from exo_inference.planner.static.stage import load_constants
-from scripts.grade_planner import miss_lines, not_graded_lines, section
+from scripts.grade_planner import (
+    miss_lines,
+    not_graded_lines,
+    print_or_write,
+    read_explanations,
+    section,
+)
 from scripts.planner_halves import split
 
 _HEAD = """# Plans for SGLang, graded
@@ -83,15 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", type=Path, help="page to replace; without it the page is printed"
     )
     options = parser.parse_args(arguments)
-    explanations = {}
-    if options.explanations is not None:
-        explanations = json.loads(options.explanations.read_text(encoding="utf-8"))
     cases = parse_cases(options.cases.read_text(encoding="utf-8"), str(options.cases))
-    page = render(*map(grade, split(cases)), explanations)
-    if options.write is None:
-        print(page)
-    else:
-        options.write.write_text(page, encoding="utf-8")
+    page = render(*map(grade, split(cases)), read_explanations(options.explanations))
+    print_or_write(page, options.write)
     return 0
 
 

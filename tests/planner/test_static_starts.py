@@ -61,6 +61,21 @@ def test_nor_are_they_planned_for_a_deployment() -> None:
     assert (told | meaning.of_share | set(meaning.settings) | set(meaning.other_values)) <= known
 
 
+def test_problems_call_flags_what_deployments_call_them() -> None:
+    engine = get_engine("sglang")
+    assert isinstance(engine, ClusterEngine)
+    assert engine.meaning is not None
+    settings = engine.meaning.settings
+    names = {
+        meant: name
+        for meant, name in rules_for("sglang", "0.5.17").flags.items()
+        if name in settings  # others are only advised
+    }
+    assert {name: meant.replace("-", "_") for meant, name in names.items()} == {
+        name: meant for name, meant in settings.items() if name != meant.replace("_", "-")
+    }
+
+
 def test_what_has_no_rule_is_not_graded() -> None:
     ((_, what, reason),) = grade([make_case(model="deepseek-ai/DeepSeek-V4-Flash")]).not_graded
     assert what == "everything"

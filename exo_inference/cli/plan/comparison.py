@@ -25,6 +25,12 @@ _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 _HEADS = (
     "GPUs", "verdict", "longest", "at once", "TTFT", "ITL", "tokens/s", "USD/h", "USD/M", "why",
 )  # fmt: skip
+_OF_SPEED = frozenset({"TTFT", "ITL", "tokens/s", "USD/M"})
+_LENGTHS = "longest: the longest context that fits; at once: requests of full length"
+_SPEED_NOTES = (
+    f"{_LENGTHS}; TTFT of 1,024",
+    "tokens; ITL of one request; tokens/s and USD per million tokens under full load",
+)
 
 
 def compare(
@@ -84,16 +90,22 @@ def table(plans: Sequence[DeploymentPlan], replicas: int, width: int) -> list[Te
     lines = [Text(harmless(title), "bold")]
     lines += [row for detail in everywhere for row in wrapped(f"- {detail}", width, 2)]
     rows = [_row(plan) for plan in plans]
-    has_reasons = any(row[-1] for row in rows)
-    columns = len(_HEADS) if has_reasons else len(_HEADS) - 1
-    lines += align(_HEADS[:columns], [row[:columns] for row in rows], left=2)
+    running = [plan for plan in plans if plan.verdict in _RUNS]
+    has_speeds = not running or any(fields.tokens_per_second(plan) for plan in running)
+    kept = [place for place, head in enumerate(_HEADS) if has_speeds or head not in _OF_SPEED]
+    kept = kept if any(row[-1] for row in rows) else kept[:-1]
+    heads, *cells = [[row[place] for place in kept] for row in (_HEADS, *rows)]
+    lines += align(heads, cells, left=2)
     if others:
         lines += [Text(), Text("  Refused", "bold")]
     lines += [row for text in others for row in wrapped(f"- {text}", width, 2)]
-    notes = (
-        "longest: the longest context that fits; at once: requests of full length; TTFT of 1,024",
-        "tokens; ITL of one request; tokens/s and USD per million tokens under full load",
+    notes = list(
+        _SPEED_NOTES if has_speeds else (_LENGTHS, f"speed is not estimated for {engines}")
     )
+    if len({plan.max_model_len for plan in running}) > 1:
+        notes.append(
+            "where longest is less, at once is of that length; longer requests end in an error"
+        )
     lines += [Text(), *(Text(f"  {note}", "dim") for note in notes)]
     if replicas > 1:
         lines.append(Text(f"  of one replica; {replicas} take {replicas} times as much", "dim"))

@@ -44,3 +44,17 @@ def test_what_holds_a_demand_is_not_said_where_no_speed_is_estimated(exo: Exo) -
     )  # fmt: skip
     assert result.code != 0
     assert "SGLang's speed is not estimated" in result.err
+
+
+def test_a_comparison_has_no_columns_that_hold_nothing(exo: Exo) -> None:
+    """A GPU that holds shorter requests alone is told apart from those that hold all."""
+    flags = ("--model-name", "Qwen/Qwen3-8B", "--inference-engine", "sglang", "--offline")
+    text = exo("ai", "deployment", "plan", *flags, "--compare=gpua5000,gpu3").out
+    heads = text.splitlines()[1].split()
+    assert heads == ["GPUs", "verdict", "longest", "at", "once", "USD/h"]
+    words = " ".join(text.split())
+    assert "speed is not estimated for SGLang 0.5.17" in words
+    assert "TTFT" not in words
+    assert "where longest is less, at once is of that length" in words
+    alike = exo("ai", "deployment", "plan", *flags, "--compare=gpu3").out
+    assert "where longest is less" not in alike
