@@ -1,23 +1,45 @@
-"""What the machine's processor computes in hardware. Plans for engines on the CPU ask."""
+"""What this machine's processor is, and in which numbers exo-engine computes on it. Plans for engines on the CPU ask."""
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from exo_inference.host_memory import ROOT
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""As the kernel names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
+"""As Linux names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
+_VECTORS = frozenset({"avx2", "fma"})
+"""The least with which exo-engine's kernels compute bfloat16 as vectors of float32."""
 
 
 def has_bfloat16(root: Path = ROOT) -> bool:
-    """Whether the processor multiplies bfloat16 by itself; not where the kernel does not say."""
-    return bool(_BFLOAT16 & set(_first_line(root, "flags", "Features").split()))
+    """Whether the processor multiplies bfloat16 by itself; not where Linux does not say."""
+    return bool(_BFLOAT16 & _features(root))
+
+
+def has_vector_kernels(root: Path = ROOT) -> bool:
+    """Whether exo-engine is installed with kernels that compute bfloat16 as vectors on this processor."""
+    if os.environ.get("EXO_ENGINE_CPU_KERNELS") in ("off", "plain"):
+        return False
+    return _features(root) >= _VECTORS and _has_compiled_kernels()
 
 
 def processor_name(root: Path = ROOT) -> str:
-    """Return its model; empty where the kernel does not say."""
+    """Return its model; empty where Linux does not say."""
     return _first_line(root, "model name", "CPU part")
+
+
+def _features(root: Path) -> frozenset[str]:
+    return frozenset(_first_line(root, "flags", "Features").split())
+
+
+def _has_compiled_kernels() -> bool:
+    engine = find_spec("exo_engine")
+    if engine is None or engine.origin is None:
+        return False
+    return (Path(engine.origin).parent / "kernels/libexo_kernels.so").exists()
 
 
 def _first_line(root: Path, *names: str) -> str:

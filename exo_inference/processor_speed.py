@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from exo_inference.errors import ExoError
-from exo_inference.host_processor import has_bfloat16, processor_name
+from exo_inference.host_processor import has_bfloat16, has_vector_kernels, processor_name
 from exo_inference.planner.gpu_catalog import Gpu, cpu_as_gpu
 from exo_inference.state_dir import StateDir, read_json, write_atomically
 
@@ -102,11 +102,12 @@ def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
         state: where a measurement is kept.
     """
     speed = read_speed(state)
+    is_fast_in_bfloat16 = has_bfloat16() or has_vector_kernels()
     if speed is None:
-        return cpu_as_gpu(total_bytes, has_bfloat16=has_bfloat16())
+        return cpu_as_gpu(total_bytes, is_fast_in_bfloat16=is_fast_in_bfloat16)
     return cpu_as_gpu(
         total_bytes,
-        has_bfloat16=has_bfloat16(),
+        is_fast_in_bfloat16=is_fast_in_bfloat16,
         bandwidth=speed.read_bytes,
         operations=speed.operations,
     )
@@ -128,7 +129,9 @@ def _checked(value: Any) -> ProcessorSpeed:
 
 
 def _this_processor() -> str:
-    return f"{_name()}, {len(os.sched_getaffinity(0))} cores"
+    # Without kernels the same processor is measured in other numbers.
+    numbers = ", bfloat16 by kernels" if not has_bfloat16() and has_vector_kernels() else ""
+    return f"{_name()}, {len(os.sched_getaffinity(0))} cores{numbers}"
 
 
 @cache

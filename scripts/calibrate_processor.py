@@ -142,7 +142,7 @@ def _inputs_of(
     flags = ["--max-model-len=1024", *([] if form == "bf16" else [f"--quantization={form}"])]
     gpu = cpu_as_gpu(
         _MEMORY_BYTES,
-        has_bfloat16=True,
+        is_fast_in_bfloat16=True,
         bandwidth=known.pop("read_bytes"),
         operations=known,
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from exo_inference import processor_speed
+from exo_inference import host_processor, processor_speed
 from exo_inference.errors import ExoError
-from exo_inference.host_processor import processor_name
+from exo_inference.host_processor import has_bfloat16, has_vector_kernels, processor_name
 from exo_inference.processor_speed import machine_cpu, measure_speed, read_speed, write_speed
 from exo_inference.state_dir import StateDir
 
@@ -65,6 +65,21 @@ def test_one_of_another_machine_counts_as_none(state: StateDir) -> None:
     for processor in ("another one, 2 cores", kept["processor"].replace(" cores", "0 cores")):
         state.processor_file.write_text(json.dumps({**kept, "processor": processor}))
         assert read_speed(state) is None
+
+
+@pytest.mark.usefixtures("engine")
+def test_one_in_other_numbers_counts_as_none(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the engine was measured before it had kernels, or where they are switched off since."""
+    monkeypatch.setattr(processor_speed, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(processor_speed, "has_vector_kernels", lambda: False)
+    write_speed(state, measure_speed())
+    assert machine_cpu(2**30, state).is_measured
+    assert not machine_cpu(2**30, state).supports("bf16")
+    monkeypatch.setattr(processor_speed, "has_vector_kernels", lambda: True)
+    assert not machine_cpu(2**30, state).is_measured
+    assert machine_cpu(2**30, state).supports("bf16")
 
 
 @pytest.mark.parametrize(
@@ -136,3 +151,56 @@ def test_a_processor_has_the_name_that_the_kernel_gives_it(tmp_path: Path) -> No
         "processor\t: 0\nmodel name\t: A: B\nmodel name : C\n"
     )
     assert processor_name(tmp_path) == "A: B"
+
+
+def write_features(root: Path, features: str) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc" / "cpuinfo").write_text(f"processor\t: 0\n{features}\nbugs\t\t: bf16 avx2\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("features", "by_itself", "by_vectors"),
+    [
+        ("flags\t\t: fpu avx2 fma avx512f avx512_bf16", True, True),
+        ("flags\t\t: fpu avx2 fma amx_tile amx_bf16", True, True),
+        ("flags\t\t: fpu avx2 fma", False, True),
+        ("flags\t\t: fpu avx2", False, False),
+        ("Features\t: fp asimd bf16 i8mm", True, False),
+        ("Features\t: fp asimd", False, False),
+    ],
+)
+def test_a_processor_is_fast_in_bfloat16_by_itself_or_by_the_engines_kernels(
+    features: str,
+    by_itself: bool,
+    by_vectors: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = write_features(tmp_path, features)
+    assert has_bfloat16(root) == by_itself
+    monkeypatch.delenv("EXO_ENGINE_CPU_KERNELS", raising=False)
+    monkeypatch.setattr(host_processor, "_has_compiled_kernels", lambda: True)
+    assert has_vector_kernels(root) == by_vectors
+    monkeypatch.setattr(host_processor, "_has_compiled_kernels", lambda: False)
+    assert not has_vector_kernels(root)
+
+
+def test_without_the_engine_there_are_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_processor, "find_spec", lambda name: None)
+    assert not has_vector_kernels(write_features(tmp_path, "flags\t\t: avx2 fma"))
+
+
+@pytest.mark.parametrize("path", ["", "off", "plain", "avx2"])
+def test_the_engine_says_the_same_of_this_machine(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("exo_engine.kernels.library")
+    engines = pytest.importorskip("exo_engine.kernels.processor")
+    if path not in ("", "off", *library.available_paths()):
+        pytest.skip(f"this machine has no {path}")
+    monkeypatch.setenv(library.VARIABLE, path)
+    monkeypatch.setattr(engines, "has_bfloat16", lambda: False)
+    assert has_vector_kernels() == engines.is_fast_in_bfloat16()

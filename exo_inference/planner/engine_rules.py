@@ -73,7 +73,7 @@ class EngineRules:
         cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
             is so, any device converts such a cache.
         halves_float32: a model in float32 runs in 16 bit.
-        cpu_dtype: what it computes in on a CPU without bfloat16 in hardware; None for the model's own type.
+        cpu_dtype: what it computes in on a CPU that is slow in bfloat16; None for the model's own type.
         spans_gpus: one replica may have several.
         families: model types that it serves, as text models; None for any that can be planned.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.

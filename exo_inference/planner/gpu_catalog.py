@@ -265,7 +265,7 @@ ASSUMED_BANDWIDTH, ASSUMED_OPERATIONS = 40e9, 0.5e12
 def cpu_as_gpu(
     free_bytes: int,
     *,
-    has_bfloat16: bool = False,
+    is_fast_in_bfloat16: bool = False,
     bandwidth: float | None = None,
     operations: Mapping[str, float] | None = None,
 ) -> Gpu:
@@ -273,7 +273,7 @@ def cpu_as_gpu(
 
     Args:
         free_bytes: memory that can be used.
-        has_bfloat16: whether it multiplies bf16 in hardware; where nobody knows, plans count float32.
+        is_fast_in_bfloat16: whether it is, by itself or by the engine's kernels; where nobody knows, plans count float32.
         bandwidth: of weights that are read, bytes per second; None: nobody measured the machine.
         operations: of products per second, by the weights' format: `plain`, `int8`, `int4`.
     """
@@ -290,7 +290,7 @@ def cpu_as_gpu(
         reported_bytes=free_bytes,
         bandwidth=bandwidth or ASSUMED_BANDWIDTH,
         tflops=tflops,
-        native=frozenset({"fp16", "bf16"} if has_bfloat16 else {"fp16"}),
+        native=frozenset({"fp16", "bf16"} if is_fast_in_bfloat16 else {"fp16"}),
         host_bandwidth=bandwidth or ASSUMED_BANDWIDTH,
         max_count=1,
         source="the engine measured on this machine" if is_measured else assumed,

@@ -42,7 +42,7 @@ def test_exo_engine_on_a_cpu_holds_its_parameters_in_float32(has_headers: bool) 
 
 
 def test_exo_engine_holds_bfloat16_where_checkpoint_and_processor_have_it() -> None:
-    cpu = cpu_as_gpu(16 * 2**30, has_bfloat16=True)
+    cpu = cpu_as_gpu(16 * 2**30, is_fast_in_bfloat16=True)
     for dtype, num_bytes in (("bfloat16", 2), ("float16", 4), ("float32", 4)):
         model = read_architecture({**CONFIG, "torch_dtype": dtype}, name="tiny")
         found = plan(model, cpu, 1, settings_of([], engine="exo"))

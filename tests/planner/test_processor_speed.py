@@ -33,7 +33,7 @@ RATES = {"plain": 800e9, "int8": 1600e9, "int4": 1200e9}
 
 def measured(read_bytes: float = 30e9, scale: float = 1.0) -> Gpu:
     rates = {kind: scale * rate for kind, rate in RATES.items()}
-    return cpu_as_gpu(16 * GIB, has_bfloat16=True, bandwidth=read_bytes, operations=rates)
+    return cpu_as_gpu(16 * GIB, is_fast_in_bfloat16=True, bandwidth=read_bytes, operations=rates)
 
 
 def planned(gpu: Gpu, *flags: str) -> Plan:
@@ -93,7 +93,7 @@ def test_logits_of_a_head_in_int8_are_two_products_at_the_rate_of_int8(form: str
 
 def test_an_unmeasured_machine_is_assumed_and_says_so_with_wide_bands() -> None:
     assumed, known = (
-        planned(cpu_as_gpu(16 * GIB, has_bfloat16=True)).speed,
+        planned(cpu_as_gpu(16 * GIB, is_fast_in_bfloat16=True)).speed,
         planned(measured()).speed,
     )
     assert assumed is not None

@@ -9,9 +9,9 @@ from exo_engine.errors import ConfigurationError
 LIMITS = ModelLimits(max_position_embeddings=2048, checkpoint_dtype="bfloat16")
 
 
-def settle(*, has_cuda=False, has_bfloat16=False, limits=LIMITS, **options):
+def settle(*, has_cuda=False, is_fast_in_bfloat16=False, limits=LIMITS, **options):
     config = EngineConfig(Path("model"), **options)
-    return resolve(config, limits, has_cuda=has_cuda, has_bfloat16=has_bfloat16)
+    return resolve(config, limits, has_cuda=has_cuda, is_fast_in_bfloat16=is_fast_in_bfloat16)
 
 
 def test_auto_on_a_cpu():
@@ -41,7 +41,7 @@ def test_auto_dtype_on_cuda_follows_the_checkpoint(checkpoint, dtype):
 )
 def test_auto_dtype_on_a_cpu_is_bfloat16_where_checkpoint_and_processor_have_it(checkpoint, dtype):
     limits = ModelLimits(2048, checkpoint)
-    assert settle(limits=limits, has_bfloat16=True).dtype == dtype
+    assert settle(limits=limits, is_fast_in_bfloat16=True).dtype == dtype
     assert settle(limits=limits).dtype == "float32"
 
 

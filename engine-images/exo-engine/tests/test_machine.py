@@ -31,8 +31,10 @@ def test_every_set_of_instructions_can_be_measured(
         assert found.kernels == "torch"
 
 
-def test_a_machine_without_bfloat16_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "has_bfloat16", lambda: False)
+def test_a_machine_that_is_slow_in_bfloat16_is_measured_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "is_fast_in_bfloat16", lambda: False)
     assert machine.measure(read_bytes=2**16, rows=4, tries=1).kernels == "torch"
 
 

@@ -210,7 +210,8 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
         free += int(max(0.0, cores - used.get(node["metadata"]["name"], 0.0)))
         memory = max(memory, parse_quantity(allocatable.get("memory")))
     where = "1 node" if len(usable) == 1 else f"{len(usable)} nodes"
-    gpu = cpu_as_gpu(int(memory))
+    # The engine's image has kernels for x86's vectors; servers have had these since 2013.
+    gpu = cpu_as_gpu(int(memory), is_fast_in_bfloat16=all(map(_is_x86, usable)))
     return InstanceTypeInfo(
         CPU_FAMILY,
         total,
@@ -220,6 +221,11 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
         engines=engines_on("cpu"),
         largest_node=largest,
     )
+
+
+def _is_x86(node: Object) -> bool:
+    info = node.get("status", {}).get("nodeInfo", {})
+    return bool(info.get("architecture") == "amd64")
 
 
 def _requested(pods: Iterable[Object], resource: str) -> dict[str, float]:

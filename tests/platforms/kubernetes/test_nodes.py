@@ -75,6 +75,27 @@ def test_a_gpu_node_without_a_name_for_its_gpu_is_a_cpu_node() -> None:
     assert instance_types([], []) == []
 
 
+@pytest.mark.parametrize(
+    ("architectures", "is_fast"),
+    [
+        (["amd64"], True),
+        (["amd64", "amd64"], True),
+        (["amd64", "arm64"], False),
+        (["arm64"], False),
+        ([None], False),
+    ],
+)
+def test_processors_are_fast_in_bfloat16_where_all_have_kernels_in_the_image(
+    architectures: list[str | None], is_fast: bool
+) -> None:
+    nodes = [node(f"n{number}") for number in range(len(architectures))]
+    for each, architecture in zip(nodes, architectures, strict=True):
+        each["status"]["nodeInfo"] = {"architecture": architecture} if architecture else {}
+    (found,) = instance_types(nodes, [])
+    assert found.gpu is not None
+    assert found.gpu.supports("bf16") == is_fast
+
+
 def test_all_gpus_of_a_replica_are_on_one_node() -> None:
     nodes = gpu_nodes([node("a", gpus=3, labels=A40), node("b", gpus=3, labels=A40)], [])
     assert [count_free_slots(nodes, "gpu3", count) for count in (1, 2, 3, 4)] == [6, 2, 2, 0]

@@ -158,7 +158,7 @@ class ResolvedConfig:
 
 
 def resolve(
-    config: EngineConfig, limits: ModelLimits, *, has_cuda: bool, has_bfloat16: bool = False
+    config: EngineConfig, limits: ModelLimits, *, has_cuda: bool, is_fast_in_bfloat16: bool = False
 ) -> ResolvedConfig:
     """Settle every "auto" and refuse what contradicts itself.
 
@@ -166,7 +166,7 @@ def resolve(
         config: what the user asked for.
         limits: what the model allows.
         has_cuda: whether torch sees a CUDA device.
-        has_bfloat16: whether the processor multiplies bfloat16 in hardware.
+        is_fast_in_bfloat16: whether the CPU is, by itself or by compiled kernels.
 
     Raises:
         ConfigurationError: a value is out of range, or asks for what is not there.
@@ -176,7 +176,7 @@ def resolve(
     _check_ranks(config, device)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
     max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
-    dtype = _resolve_dtype(config.dtype, limits, device, has_bfloat16=has_bfloat16)
+    dtype = _resolve_dtype(config.dtype, limits, device, is_fast_in_bfloat16=is_fast_in_bfloat16)
     return ResolvedConfig(
         model_dir=config.model_dir,
         dtype=dtype,
@@ -337,12 +337,14 @@ def _resolve_step_size(config: EngineConfig, device: str, max_model_len: int) ->
     return num_seqs, budget
 
 
-def _resolve_dtype(dtype: str, limits: ModelLimits, device: str, *, has_bfloat16: bool) -> DType:
+def _resolve_dtype(
+    dtype: str, limits: ModelLimits, device: str, *, is_fast_in_bfloat16: bool
+) -> DType:
     name = _DTYPE_ALIASES.get(dtype, dtype)
     if name == "auto":
         name = limits.checkpoint_dtype or "bfloat16"
-        # A CPU without bf16 units is slower in 16 bits than in 32, and float32 needs no caveats.
-        if device == "cpu" and not (limits.checkpoint_dtype == "bfloat16" and has_bfloat16):
+        # PyTorch without bf16 units is slower in 16 bits than in 32, and float32 needs no caveats.
+        if device == "cpu" and not (limits.checkpoint_dtype == "bfloat16" and is_fast_in_bfloat16):
             name = "float32"
         if device == "cuda" and name == "float32":
             name = "bfloat16"

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 
-from exo_engine.core.host_memory import has_bfloat16, usable_cores
+from exo_engine.core.host_memory import usable_cores
 from exo_engine.kernels.library import chosen_kernels
+from exo_engine.kernels.processor import is_fast_in_bfloat16
 from exo_engine.weight_formats import PLAIN, load_format
 from exo_engine.weight_formats.base import Share, WeightFormat
 
@@ -68,10 +69,10 @@ def measure(
     begun, before = time.perf_counter(), _seconds_of_others()
     threads = min(torch.get_num_threads(), usable_cores())
     torch.set_num_threads(threads)
-    kernels = chosen_kernels() if has_bfloat16() else None
+    dtype = torch.bfloat16 if is_fast_in_bfloat16() else torch.float32
+    kernels = chosen_kernels() if dtype == torch.bfloat16 else None
     if kernels is not None:
         kernels.set_num_threads(threads)
-    dtype = torch.bfloat16 if has_bfloat16() else torch.float32
     operations, spreads = {}, []
     for name, kind in (("plain", PLAIN), ("int8", "int8"), ("int4", "int4")):
         # Made before: what PyTorch's threads do after one of its operations would be measured, too.

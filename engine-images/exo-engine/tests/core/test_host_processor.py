@@ -1,4 +1,4 @@
-"""What the kernel says of the processors: bfloat16 in hardware, and how many the control groups leave."""
+"""How many processors the control groups leave."""
 
 from __future__ import annotations
 
@@ -9,32 +9,11 @@ import pytest
 import torch
 from exo_engine.config import EngineConfig, ModelLimits, resolve
 from exo_engine.core import host_memory
-from exo_engine.core.host_memory import has_bfloat16, is_metered, usable_cores
+from exo_engine.core.host_memory import is_metered, usable_cores
 from exo_engine.core.loading import threads_of_rank
 
 V1, V2 = "9:name=systemd:/\n4:cpu,cpuacct:/docker/abc\n0::/\n", "0::/pod/engine\n"
 V1_OWN, V2_OWN = "sys/fs/cgroup/cpu/docker/abc", "sys/fs/cgroup/pod/engine"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 sse\n", True),
-        ("processor\t: 0\nflags\t\t: fpu amx_tile amx_bf16\n", True),
-        ("processor\t: 0\nFeatures\t: fp asimd bf16 i8mm\n", True),
-        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f\nbugs\t\t: bf16\n", False),
-        ("", False),
-    ],
-    ids=["vectors", "tiles", "arm", "neither", "nothing"],
-)
-def test_the_processor_says_so(tmp_path, text, expected):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text(text)
-    assert has_bfloat16(tmp_path) is expected
-
-
-def test_where_the_kernel_says_nothing_it_is_not_there(tmp_path):
-    assert not has_bfloat16(tmp_path)
 
 
 @pytest.mark.parametrize(

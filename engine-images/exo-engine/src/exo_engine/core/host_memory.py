@@ -1,4 +1,4 @@
-"""How much memory and how many processors this machine, or this container, has, and what they compute.
+"""How much memory and how many processors this machine, or this container, has.
 
 Within the limits of the control group, of version 1 or 2, and of every group above it that can be
 seen. `core/memory.py` and `core/loading.py` ask, where the device is the CPU.
@@ -12,8 +12,6 @@ from pathlib import Path
 
 ROOT = Path("/")
 
-_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""As the kernel names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
 _NO_LIMIT = 2**60
 """Version 1 writes a number near 2^63 where there is no limit."""
 
@@ -141,14 +139,3 @@ def _read_table(path: Path, separator: str = " ") -> dict[str, int]:
         if number and number[0].isdecimal():
             table[name] = int(number[0])
     return table
-
-
-def has_bfloat16(root: Path = ROOT) -> bool:
-    """Whether the processor multiplies bfloat16 by itself; not where the kernel does not say."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
-    names = (line.partition(":") for line in lines)
-    features = (rest for name, _, rest in names if name.strip() in ("flags", "Features"))
-    return bool(_BFLOAT16 & set(next(features, "").split()))

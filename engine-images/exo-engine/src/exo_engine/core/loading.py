@@ -20,7 +20,7 @@ from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core import host_memory
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.executor import DirectExecutor, Executor, StepRunner, ThreadExecutor
-from exo_engine.core.host_memory import has_bfloat16, is_metered
+from exo_engine.core.host_memory import is_metered
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import (
     DeviceMemory,
@@ -43,6 +43,7 @@ from exo_engine.core.start_up import StartUp
 from exo_engine.errors import ConfigurationError, OutOfMemory
 from exo_engine.kernels import compilations
 from exo_engine.kernels.library import kernels_for
+from exo_engine.kernels.processor import is_fast_in_bfloat16
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
@@ -107,7 +108,7 @@ def load(config: EngineConfig, start_up: StartUp, group: RankGroup | None = None
         config,
         limits_of(spec),
         has_cuda=torch.cuda.is_available(),
-        has_bfloat16=has_bfloat16(),
+        is_fast_in_bfloat16=is_fast_in_bfloat16(),
     )
     settings = replace(settings, block_size=fitting_block_size(spec, settings))
     try:

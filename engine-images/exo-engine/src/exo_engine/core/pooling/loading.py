@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
-from exo_engine.core.host_memory import free_host_bytes, has_bfloat16
+from exo_engine.core.host_memory import free_host_bytes
 from exo_engine.core.loading import load_model
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import read_device_memory
 from exo_engine.core.pooling.settings import check_settings
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory
+from exo_engine.kernels.processor import is_fast_in_bfloat16
 from exo_engine.models.config_file import limits_of
 from exo_engine.models.pooling.config_file import read_pooling_spec
 from exo_engine.models.pooling.model import PoolingModel
@@ -48,7 +49,7 @@ def load_pooling(config: EngineConfig, start_up: StartUp) -> LoadedPooling:
         asked,
         limits_of(spec.body),
         has_cuda=torch.cuda.is_available(),
-        has_bfloat16=has_bfloat16(),
+        is_fast_in_bfloat16=is_fast_in_bfloat16(),
     )
     at_start = read_device_memory(settings.device)
     try:
