@@ -21,11 +21,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-_AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_AVX512_VNNI = (*_AVX512, "-mavx512vnni")
+_AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
 _PATHS = {
     "x86_64": {
         "avx2": _AVX2,
+        "avx2_vnni": (*_AVX2, "-mavxvnni"),
         "avx512": _AVX512,
+        "avx512_vnni": _AVX512_VNNI,
         "avx512_bf16": _AVX512_BF16,
         "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     },

@@ -5,12 +5,25 @@ from __future__ import annotations
 import pytest
 from exo_engine.kernels.library import PATHS, Kernels, available_paths, load_path
 
+_FOR_CODES = ("avx512_vnni", "avx2_vnni")
+"""Differ from the sets after them in products with codes alone."""
 
-@pytest.fixture(params=PATHS)
+
+@pytest.fixture(params=[path for path in PATHS if path not in _FOR_CODES])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Kernels for one path, on two threads."""
-    if request.param not in available_paths():
-        pytest.skip(f"this machine or build has no kernels for {request.param}")
-    loaded = load_path(request.param)
+    return _load(request.param)
+
+
+@pytest.fixture(params=PATHS)
+def kernels_for_codes(request: pytest.FixtureRequest) -> Kernels:
+    """The same where products with codes are computed."""
+    return _load(request.param)
+
+
+def _load(path: str) -> Kernels:
+    if path not in available_paths():
+        pytest.skip(f"this machine or build has no kernels for {path}")
+    loaded = load_path(path)
     loaded.set_num_threads(2)
     return loaded

@@ -57,6 +57,19 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
             assert torch.equal(some, together[first : first + num_rows])
 
 
+def test_more_rows_than_are_turned_into_float32_at_once_have_the_bits_of_few(
+    kernels: Kernels,
+) -> None:
+    plain = _random(33, 8192)
+    matrix = PackedMatrix(kernels, 33, 8192)
+    matrix.fill(0, plain)
+    inputs, bias = _random(70, 8192), _random(33)
+    together = matrix.multiply(inputs, bias, dtype=torch.float32)
+    alone = [matrix.multiply(row.unsqueeze(0), bias, dtype=torch.float32) for row in inputs]
+    assert torch.equal(together, torch.cat(alone))
+    assert torch.equal(matrix.multiply(inputs, bias), together.bfloat16())
+
+
 def test_parts_may_be_filled_in_any_order_and_number_format(kernels: Kernels) -> None:
     plain = _random(150, 64)
     matrix = PackedMatrix(kernels, 150, 64)

@@ -13,6 +13,11 @@ SHAPES = ((64, 32), (200, 130), (17, 6), (129, 576))
 KINDS = ((8, 32, False), (8, 640, False), (4, 32, False), (4, 64, True), (4, 128, False))
 
 
+@pytest.fixture
+def kernels(kernels_for_codes: Kernels) -> Kernels:
+    return kernels_for_codes
+
+
 def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
 
@@ -81,6 +86,23 @@ def test_products_of_inputs_in_16_bits_are_nearly_those_of_the_inputs(
                 )
                 assert torch.equal(alone[0], sums[row])
         kernels.set_num_threads(2)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_largest_sums_of_4_bit_codes_fit(
+    kernels: Kernels, group: int, sign: float, *, has_zeros: bool
+) -> None:
+    """Where they are added up in 16 bits, all codes at their largest times all inputs at theirs are the most."""
+    matrix = QuantizedMatrix(64, 2 * group, bits=4, group=group, has_zeros=has_zeros)
+    of_groups = 64, matrix.num_groups
+    zeros = torch.zeros(of_groups, dtype=torch.uint8) if has_zeros else None
+    codes = torch.full((64, 2 * group), 15, dtype=torch.uint8)
+    matrix.pack(codes, torch.ones(of_groups), zeros)
+    inputs = torch.full((3, 2 * group), sign * 127).bfloat16()
+    expected = torch.full((3, 64), sign * 127 * 2 * group * (15 if has_zeros else 7))
+    assert torch.equal(matrix.multiply(kernels, inputs, dtype=torch.float32), expected)
 
 
 @pytest.mark.parametrize("code", [0, 255])

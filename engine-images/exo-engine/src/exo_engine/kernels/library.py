@@ -20,7 +20,7 @@ from exo_engine.kernels import LIBRARY, VARIABLE
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
+PATHS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "plain")
 """Sets of instructions, best first."""
 _INTERFACE = 11
 """`EXO_INTERFACE` of `csrc/kernels.h`."""

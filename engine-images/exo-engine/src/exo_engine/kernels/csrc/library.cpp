@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "threads.h"
 
-#ifdef EXO_HAS_AMX
+#if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 #ifdef __linux__
@@ -18,8 +18,14 @@ EXO_DECLARE(plain);
 #ifdef EXO_HAS_AVX2
 EXO_DECLARE(avx2);
 #endif
+#ifdef EXO_HAS_AVX2_VNNI
+EXO_DECLARE(avx2_vnni);
+#endif
 #ifdef EXO_HAS_AVX512
 EXO_DECLARE(avx512);
+#endif
+#ifdef EXO_HAS_AVX512_VNNI
+EXO_DECLARE(avx512_vnni);
 #endif
 #ifdef EXO_HAS_AVX512_BF16
 EXO_DECLARE(avx512_bf16);
@@ -44,8 +50,12 @@ bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_avx2();
 }
-bool has_avx512_bf16() {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx2_vnni() {
+  constexpr unsigned kVnni = 1u << 4;  // not all compilers that know the instructions know the name
+  unsigned a, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kVnni);
 }
 #endif
 #ifdef EXO_HAS_AMX
@@ -74,8 +84,14 @@ const Path kPaths[] = {
 #ifdef EXO_HAS_AVX512_BF16
     {"avx512_bf16", &exo_kernels_avx512_bf16, has_avx512_bf16},
 #endif
+#ifdef EXO_HAS_AVX512_VNNI
+    {"avx512_vnni", &exo_kernels_avx512_vnni, has_avx512_vnni},
+#endif
 #ifdef EXO_HAS_AVX512
     {"avx512", &exo_kernels_avx512, has_avx512},
+#endif
+#ifdef EXO_HAS_AVX2_VNNI
+    {"avx2_vnni", &exo_kernels_avx2_vnni, has_avx2_vnni},
 #endif
 #ifdef EXO_HAS_AVX2
     {"avx2", &exo_kernels_avx2, has_avx2},

@@ -13,6 +13,7 @@
 #include "quantized.h"
 #include "store.h"
 #include "tiles.h"
+#include "widened.h"
 
 namespace {
 
@@ -76,11 +77,23 @@ inline long num_parts(const LinearCall& call) {
   return rounded_up(call.num_outputs, step) / step;
 }
 
-inline void multiply_parts(const LinearCall& call, const QuantizedRows& rows, long part, long past) {
-  if (call.bits != 16) return multiply_pairs(call, rows, part, past);
+// The inputs of a product in the form in which it multiplies them, where that is another one.
+struct Inputs {
+  QuantizedRows codes;
+  const float* floats;
+};
+
+inline Inputs convert_inputs(const LinearCall& call) {
+  if (call.bits != 16) return {quantize_rows(call), nullptr};
+  return {{}, widen_rows(call)};
+}
+
+inline void multiply_parts(const LinearCall& call, const Inputs& inputs, long part, long past) {
+  if (call.bits != 16) return multiply_pairs(call, inputs.codes, part, past);
 #if defined(__AMX_TILE__)
   return multiply_on_tiles(call, part, past);
 #endif
+  if (inputs.floats) return multiply_widened(call, inputs.floats, part, past);
   const long per_block = kBlock / kUnit;
   while (part < past) {
     long count = per_block - part % per_block;
@@ -92,12 +105,24 @@ inline void multiply_parts(const LinearCall& call, const QuantizedRows& rows, lo
   }
 }
 
-inline void multiply(const LinearCall& call) {
-  const QuantizedRows rows = call.bits == 16 ? QuantizedRows{} : quantize_rows(call);
-  LinearCall by_rows = call;  // whose rows are those of `rows`
+inline void multiply_at_once(const LinearCall& call) {
+  const Inputs inputs = convert_inputs(call);
+  LinearCall by_rows = call;  // whose rows are those of `inputs`
   by_rows.rows *= rows_per_input(call);
   for_each_part(num_parts(call), call.bits == 16 ? 4 : 2,
-                [&](long part, long past) { multiply_parts(by_rows, rows, part, past); });
+                [&](long part, long past) { multiply_parts(by_rows, inputs, part, past); });
+}
+
+inline void multiply(const LinearCall& call) {
+  const long most = rows_at_once(call);
+  LinearCall some = call;
+  for (long row = 0; row < call.rows; row += most) {
+    some.rows = call.rows - row < most ? call.rows - row : most;
+    some.inputs = call.inputs + row * call.num_inputs;
+    if (call.outputs) some.outputs = call.outputs + row * call.num_outputs;
+    if (call.floats) some.floats = call.floats + row * call.num_outputs;
+    multiply_at_once(some);
+  }
 }
 
 struct GroupsCall {
@@ -117,7 +142,7 @@ inline void multiply_groups(const GroupsCall& groups) {
   LinearCall all = groups.matrices[0];
   all.inputs = groups.inputs;
   all.rows = groups.starts[groups.count];
-  const QuantizedRows rows = all.bits == 16 ? QuantizedRows{} : quantize_rows(all);
+  const Inputs inputs = convert_inputs(all);
   const long parts = num_parts(all), of_codes = all.bits == 16 ? 0 : num_groups(all);
   const auto cost_of = [&](long matrix) {
     const long count = groups.starts[matrix + 1] - groups.starts[matrix];
@@ -133,8 +158,10 @@ inline void multiply_groups(const GroupsCall& groups) {
         call.inputs = groups.inputs + first * call.num_inputs;
         call.outputs = groups.outputs + first * call.num_outputs;
         call.rows = groups.starts[matrix + 1] - first;
-        const QuantizedRows own{rows.numbers + first * of_codes * call.group, rows.scales + first,
-                                rows.sums + first * of_codes};
+        const QuantizedRows& codes = inputs.codes;
+        const Inputs own{{codes.numbers + first * of_codes * call.group, codes.scales + first,
+                          codes.sums + first * of_codes},
+                         inputs.floats ? inputs.floats + first * call.num_inputs : nullptr};
         // A part belongs to whoever has its first unit of cost.
         long part = from > at ? (from - at + cost - 1) / cost : 0, past = (until - at + cost - 1) / cost;
         multiply_parts(call, own, part, past < parts ? past : parts);

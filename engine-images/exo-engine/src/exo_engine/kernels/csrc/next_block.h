@@ -13,10 +13,12 @@ class NextBlock {
   //   row, end: the pass's first row, and the output behind its last: the pass that ends a block reads ahead.
   //   past: the output behind the last that this thread computes.
   //   steps: how often the pass calls `read_ahead`.
-  NextBlock(const LinearCall& call, long block_bytes, long row, long end, long past, long steps) {
-    const long passes = (call.rows + kMaxRows - 1) / kMaxRows, reads = steps * passes;
+  //   rows: of each pass, at most.
+  NextBlock(const LinearCall& call, long block_bytes, long row, long end, long past, long steps,
+            long rows = kMaxRows) {
+    const long passes = (call.rows + rows - 1) / rows, reads = steps * passes;
     if (passes < kLeastPasses || block_bytes > kMostBytes || end % kBlock || end >= past || reads == 0) return;
-    const long step = (block_bytes + reads - 1) / reads, first = row / kMaxRows * steps * step;
+    const long step = (block_bytes + reads - 1) / reads, first = row / rows * steps * step;
     if (first >= block_bytes) return;  // more passes than a block has bytes for
     at_ = (const char*)call.packed + end / kBlock * block_bytes + first;
     step_ = step;

@@ -25,6 +25,8 @@ typedef uint32_t Quads __attribute__((vector_size(kLanes * 4)));  // four number
 inline Ints add_quads(Ints sums, Quads a, Quads b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
 #elif defined(__AVX512BW__)
   __m512i even = _mm512_madd_epi16((__m512i)(a & 0x00ff00ffu), _mm512_srai_epi16(_mm512_slli_epi16((__m512i)b, 8), 8));
   __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)a, 8), _mm512_srai_epi16((__m512i)b, 8));
@@ -37,6 +39,37 @@ inline Ints add_quads(Ints sums, Quads a, Quads b) {
   for (int shift = 24; shift >= 0; shift -= 8)
     sums += (Ints)((a >> (24 - shift)) & 0xff) * ((Ints)(b << shift) >> 24);
   return sums;
+#endif
+}
+
+// Without an instruction that adds four products of bytes, those with codes of 4 bits are added up in 16 bits first: a
+// pair of them is 2 * 15 * 128 at most, and kShortQuads of these are within 16 bits. Codes of 8 bits have no room there.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+constexpr bool kAddsInShorts = true;
+#else
+constexpr bool kAddsInShorts = false;
+#endif
+constexpr long kShortQuads = 8;
+
+typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
+
+inline Shorts add_pairs(Shorts sums, Quads codes, Quads inputs) {
+#if defined(__AVX512BW__)
+  return sums + (Shorts)_mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs);
+#elif defined(__AVX2__)
+  return sums + (Shorts)_mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs);
+#else
+  return sums;
+#endif
+}
+
+inline Ints add_shorts(Ints totals, Shorts sums) {
+#if defined(__AVX512BW__)
+  return totals + (Ints)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+  return totals + (Ints)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+#else
+  return totals;
 #endif
 }
 
@@ -118,6 +151,27 @@ inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& 
   }
 }
 
+// Adds to totals up to kShortQuads quads of inputs, times codes of 4 bits.
+template <int Rows, int Vectors>
+inline void add_in_shorts(const uint8_t* codes, const int8_t* inputs, long padded, long quads, NextBlock& next,
+                          Ints (&totals)[Rows][Vectors]) {
+  Shorts sums[Rows][Vectors] = {};
+  for (long quad = 0; quad < quads; quad += 2, codes += kBlock * 4) {
+    if (next.is_wanted()) next.read_ahead();
+    for (int v = 0; v < Vectors; v++) {
+      const Quads column = load<Quads>(codes + v * kLanes * 4);
+      if (!next.is_wanted()) __builtin_prefetch(codes + v * kLanes * 4 + 16 * kBlock * 4);
+      for (int part = 0; part < 2; part++)
+        for (int r = 0; r < Rows; r++) {
+          const Quads input = splat_pair((const Bf16*)(inputs + r * padded + (quad + part) * 4));
+          sums[r][v] = add_pairs(sums[r][v], (column >> (4 * part)) & 0x0f0f0f0f, input);
+        }
+    }
+  }
+  for (int r = 0; r < Rows; r++)
+    for (int v = 0; v < Vectors; v++) totals[r][v] = add_shorts(totals[r][v], sums[r][v]);
+}
+
 template <int Rows, int Units, int Bits, bool HasZeros>
 void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row, long output, long past) {
   constexpr int kVectors = Units * kUnitVectors, kQuads = Bits == 8 ? 1 : 2;  // quads of inputs in 32 bits of codes
@@ -139,17 +193,26 @@ void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row,
       }
     }
     const uint8_t* codes = at + head_bytes + inside * 4;
-    for (long quad = 0; quad < call.group / 4; quad += kQuads, codes += kBlock * 4) {
-      const int8_t* numbers = inputs + group * call.group + quad * 4;
-      if (next.is_wanted()) next.read_ahead();
-      for (int v = 0; v < kVectors; v++) {
-        Quads column = load<Quads>(codes + v * kLanes * 4);
-        if (!next.is_wanted()) __builtin_prefetch(codes + v * kLanes * 4 + 16 * kBlock * 4);
-        for (int part = 0; part < kQuads; part++) {
-          Quads some = Bits == 8 ? column : (column >> (4 * part)) & 0x0f0f0f0f;
-          for (int r = 0; r < Rows; r++) {
-            Quads input = splat_pair((const Bf16*)(numbers + r * padded + part * 4));
-            totals[r][v] = add_quads(totals[r][v], some, input);
+    const long quads = call.group / 4;
+    if constexpr (Bits == 4 && kAddsInShorts) {
+      for (long quad = 0; quad < quads; quad += kShortQuads) {
+        const long count = quads - quad < kShortQuads ? quads - quad : kShortQuads;
+        add_in_shorts<Rows, kVectors>(codes, inputs + group * call.group + quad * 4, padded, count, next, totals);
+        codes += count / kQuads * kBlock * 4;
+      }
+    } else {
+      for (long quad = 0; quad < quads; quad += kQuads, codes += kBlock * 4) {
+        const int8_t* numbers = inputs + group * call.group + quad * 4;
+        if (next.is_wanted()) next.read_ahead();
+        for (int v = 0; v < kVectors; v++) {
+          Quads column = load<Quads>(codes + v * kLanes * 4);
+          if (!next.is_wanted()) __builtin_prefetch(codes + v * kLanes * 4 + 16 * kBlock * 4);
+          for (int part = 0; part < kQuads; part++) {
+            Quads some = Bits == 8 ? column : (column >> (4 * part)) & 0x0f0f0f0f;
+            for (int r = 0; r < Rows; r++) {
+              Quads input = splat_pair((const Bf16*)(numbers + r * padded + part * 4));
+              totals[r][v] = add_quads(totals[r][v], some, input);
+            }
           }
         }
       }
