@@ -25,6 +25,7 @@ _MANY_PROMPT, _MANY_OUTPUT = 96, 16
 _MANY_WARM = 800
 """Requests by which a cache of 1 GiB for prompts that may come again is full, with these models."""
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_ANSWER = 32, 510, 280
+_MEAN_PROMPT, _MEAN_ANSWER = 17_326 / 64, 9_947 / 64
 _TURN_TOKENS, _NEW_TOKENS, _TURN_OUTPUT = 1024, 64, 16
 _LONG_PROMPT, _BESIDE, _BESIDE_PROMPT = 2000, 8, 64
 _TIMEOUT_SECONDS = 600
@@ -87,7 +88,22 @@ def requests_of(count: int, vocab_size: int, attempt: int = 0) -> list[tuple[lis
         (lengths.randint(_SHORTEST, _LONGEST_PROMPT), lengths.randint(_SHORTEST, _LONGEST_ANSWER))
         for _ in range(count)
     ]
-    return [(tokens(numbers, prompt, vocab_size), answer) for prompt, answer in sizes]
+    prompts = with_total([prompt for prompt, _ in sizes], round(count * _MEAN_PROMPT))
+    answers = with_total([answer for _, answer in sizes], round(count * _MEAN_ANSWER))
+    return [
+        (tokens(numbers, prompt, vocab_size), answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def with_total(lengths: Sequence[int], total: int) -> list[int]:
+    """Return whole lengths in the same proportions whose sum is `total`."""
+    whole, seen, result = sum(lengths), 0, []
+    for length in lengths:
+        begun = round(seen * total / whole)
+        seen += length
+        result.append(round(seen * total / whole) - begun)
+    return result
 
 
 def tokens(numbers: random.Random, count: int, vocab_size: int) -> list[int]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.cpu.quiet import Watch
 
-_STOP_SECONDS = 30.0
+_START_SECONDS, _STOP_SECONDS = 600.0, 30.0
 
 
 class Ended(Exception):
@@ -66,6 +68,27 @@ def _stop(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def await_ready(port: int, process: subprocess.Popen[str]) -> None:
+    """Return when the server of a process answers `/health`.
+
+    Raises:
+        Ended: it ended before, or was not ready in time.
+    """
+    limit = time.monotonic() + _START_SECONDS
+    while time.monotonic() < limit and process.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.01)
+    raise Ended("its server ended, or was not ready in time; its log says why")
 
 
 def peak_mb(pid: int, root: Path = Path("/proc")) -> float:

@@ -20,7 +20,7 @@ import aiohttp
 
 from benchmarks.cpu.contestants import Contestant, InPython
 from benchmarks.cpu.http_load import BadAnswer, Client
-from benchmarks.cpu.processes import Ended, held_mb, peak_mb, started
+from benchmarks.cpu.processes import Ended, await_ready, held_mb, peak_mb, started
 from benchmarks.cpu.quiet import Watch
 from benchmarks.cpu.report import Figures, Report
 from benchmarks.cpu.shapes import PROMPT_TOKENS
@@ -29,7 +29,6 @@ from scripts.free_ports import free_port
 OFFLINE = ("prefill 512", "decode 1", "decode 8", "decode 32")
 HTTP = ("load", "second turn", "long prompt", "many")
 """Each with a server of its own round, whose start and memory are measured, too."""
-_START_SECONDS = 600.0
 _FAILURES = (
     Ended,
     BadAnswer,
@@ -131,7 +130,7 @@ class Bench:
             def start() -> Figures:
                 begun = time.perf_counter()
                 process = stack.enter_context(started(command, log, self._watch, variables))
-                self._await_ready(port, process)
+                await_ready(port, process)
                 held.append(process.pid)
                 return {"ready_seconds": time.perf_counter() - begun}
 
@@ -151,24 +150,6 @@ class Bench:
             self._record(
                 each.name, "memory", number, lambda: {"peak_mb": peak_mb(held[0])}, attempts=1
             )
-
-    @staticmethod
-    def _await_ready(port: int, process: Any) -> None:
-        import http.client
-
-        limit = time.monotonic() + _START_SECONDS
-        while time.monotonic() < limit and process.poll() is None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            try:
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            except OSError:
-                pass
-            finally:
-                connection.close()
-            time.sleep(0.01)
-        raise Ended("its server ended, or was not ready in time; its log says why")
 
     def _open(self, each: Contestant, model: Path, stack: ExitStack) -> Any:
         return stack.enter_context(each.offline(model, self._log(each), self._watch))

@@ -12,7 +12,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.cpu.gguf_file import in_pairs, name_of
-from benchmarks.cpu.http_load import BadAnswer, Client, Stream, quantile, read_line, requests_of
+from benchmarks.cpu.http_load import (
+    BadAnswer,
+    Client,
+    Stream,
+    quantile,
+    read_line,
+    requests_of,
+    with_total,
+)
 from benchmarks.cpu.models import END, vocabulary
 
 VOCABULARY = 4096
@@ -24,6 +32,14 @@ def test_a_quantile_is_one_of_the_values() -> None:
     assert quantile(hundred, 0.99) == 99.0
     assert quantile([3.0, 1.0], 0.99) == 3.0
     assert quantile([3.0], 0.5) == 3.0
+
+
+@pytest.mark.parametrize("total", [600, 61, 10_007])
+def test_lengths_keep_their_proportions_within_a_token(total: int) -> None:
+    lengths = [100, 200, 300, 1, 399]
+    found = with_total(lengths, total)
+    assert sum(found) == total
+    assert found == pytest.approx([length * total / 1000 for length in lengths], abs=1)
 
 
 def test_only_text_is_a_moment_and_the_server_counts_tokens() -> None:
@@ -43,8 +59,10 @@ def test_only_text_is_a_moment_and_the_server_counts_tokens() -> None:
 
 def test_the_load_is_the_same_each_time_and_all_its_tokens_are_text() -> None:
     first, second = requests_of(64, VOCABULARY), requests_of(64, VOCABULARY)
+    assert sum(len(prompt) for prompt, _ in first) == 17_326
+    assert sum(answer for _, answer in first) == 9_947
     assert first == second
-    assert all(32 <= len(prompt) <= 510 and 32 <= output <= 280 for prompt, output in first)
+    assert all(28 <= len(prompt) <= 510 and 28 <= output <= 280 for prompt, output in first)
     tokens = set(itertools.chain.from_iterable(prompt for prompt, _ in first))
     assert min(tokens) >= 256
     assert max(tokens) < VOCABULARY - 1
