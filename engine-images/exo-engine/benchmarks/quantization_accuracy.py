@@ -36,8 +36,9 @@ def main() -> int:
     """Write text, score it twice, print the differences."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--quantization", default="int8")
+    parser.add_argument("--quantization", default="int8", help="none: compare number types alone")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--to-dtype", help="of the second model (the first one's)")
     parser.add_argument(
         "--plain-head",
         action="store_true",
@@ -56,7 +57,9 @@ def main() -> int:
         for seed in range(len(prompts))
     ]
     texts = [done.prompt_token_ids + done.token_ids for done in plain.generate(prompts, params)]
-    quantized = LLM(arguments.model, quantization=arguments.quantization, **options)
+    quantization = None if arguments.quantization == "none" else arguments.quantization
+    options["dtype"] = arguments.to_dtype or arguments.dtype
+    quantized = LLM(arguments.model, quantization=quantization, **options)
     pairs = [
         (a, b)
         for text in texts
@@ -67,7 +70,7 @@ def main() -> int:
             {
                 "model": arguments.model.name,
                 "quantization": arguments.quantization,
-                "dtype": arguments.dtype,
+                "dtype": [arguments.dtype, options["dtype"]],
                 "tokens": len(pairs),
                 "weights_bytes": [
                     each.core.measurements.weights_bytes for each in (plain, quantized)
