@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cpu import llama_cpp, page
+from benchmarks.cpu import instructions, llama_cpp, page
 from benchmarks.cpu.contestants import THREADS, Contestant, all_contestants, choose
 from benchmarks.cpu.models import ROOT, SIZES
 from benchmarks.cpu.quiet import SLOWEST_PACE
@@ -57,6 +57,11 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tests the benchmark, no engine")
     parser.add_argument(
         "--write", action="store_true", help=f"replace the figures of {page.PAGE.name}"
+    )
+    parser.add_argument(
+        "--instructions",
+        choices=instructions.VARIABLES,
+        help="hold all engines to these; --write then replaces the figures of a page of its own",
     )
     parser.add_argument("--output", type=Path, help="file for the figures in JSON")
     parser.add_argument("--logs", type=Path, help="folder for what the processes print")
@@ -169,6 +174,8 @@ def exit_code(report: Report, *, failed: bool) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = read_options(argv)
+    if options.instructions:
+        instructions.hold(options.instructions)
     report = Report(
         command=shown_command(sys.argv[1:] if argv is None else argv),
         rounds=options.rounds,
@@ -188,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.output.write_text(page.as_json([report]), encoding="utf-8")
     print(page.as_markdown(page.parts_of(report)))
     if options.write:
-        page.write(report)
+        page.write(report, options.instructions)
     there = set(report.versions)
     return exit_code(report, failed=bool(there & set(report.missing)))
 

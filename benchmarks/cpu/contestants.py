@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.cpu import llama_cpp
+from benchmarks.cpu import instructions, llama_cpp
 from benchmarks.cpu.models import ROOT
 from benchmarks.cpu.processes import Ended, started
 from benchmarks.cpu.quiet import Watch
@@ -115,9 +115,13 @@ class InPython:
     """Of the process without a server, besides."""
     serve: tuple[str, ...] = ()
     """Words of its server, `{model}` and `{port}` among them."""
+    can_be_held: bool = True
+    """Whether its kernels obey one of the variables of `instructions`."""
 
     def missing(self) -> str | None:
         """See `Contestant`."""
+        if not self.can_be_held and (held := instructions.held()):
+            return f"nothing holds its kernels to {held}"
         if not self.python.exists():
             return f"not installed: there is no {_short(self.python)}"
         probe = (
@@ -311,6 +315,7 @@ def _vllm() -> InPython:
         },
         offline_environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         serve=(*serve, "--max-num-seqs", str(_MAX_SEQS), "--disable-uvicorn-access-log"),
+        can_be_held=False,
     )
 
 

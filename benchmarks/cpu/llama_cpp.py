@@ -1,12 +1,14 @@
 """llama.cpp, built from the sources that `llama-cpp-python` brings; its programs, and what they print.
 
-    python -m benchmarks.cpu.llama_cpp          # builds; kept in the cache directory, made once
+    python -m benchmarks.cpu.llama_cpp                       # builds; kept in the cache directory, made once
+    python -m benchmarks.cpu.llama_cpp --instructions avx2   # another build, for a processor without more
 
 Needs cmake, ninja, a C++ compiler, and the network for the sources: 15 minutes on two cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -14,6 +16,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+from benchmarks.cpu import instructions
 
 VERSION = "0.3.36"
 _SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
@@ -47,7 +51,12 @@ def _home() -> Path:
 
 def program(name: str) -> Path:
     """Return the path of a program, there or not."""
-    return _home() / "build" / "bin" / name
+    return _build() / "bin" / name
+
+
+def _build() -> Path:
+    held = instructions.held()
+    return _home() / (f"build-{held}" if held else "build")
 
 
 def gguf_package() -> Path:
@@ -61,7 +70,8 @@ def missing() -> str | None:
         return None
     if absent := [name for name in _NEEDED if shutil.which(name) is None]:
         return f"not built, and {', '.join(absent)} is not on this machine"
-    return "not built: run `python -m benchmarks.cpu.llama_cpp`"
+    more = f" --instructions {held}" if (held := instructions.held()) else ""
+    return f"not built: run `python -m benchmarks.cpu.llama_cpp{more}`"
 
 
 def build(jobs: int) -> None:
@@ -74,10 +84,11 @@ def build(jobs: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "source").exists():
         _unpack_sources(home)
-    cmake = ["cmake", "-S", str(gguf_package().parent), "-B", str(home / "build"), "-G", "Ninja"]
+    cmake = ["cmake", "-S", str(gguf_package().parent), "-B", str(_build()), "-G", "Ninja"]
     options = {**_OPTIONS, **_without_amx(Path("/proc/cpuinfo").read_text(encoding="utf-8"))}
+    options |= instructions.LLAMA_CPP.get(instructions.held() or "", {})
     subprocess.run([*cmake, *(f"-D{key}={value}" for key, value in options.items())], check=True)
-    make = ["cmake", "--build", str(home / "build"), "-j", str(jobs), "--target", *_PROGRAMS]
+    make = ["cmake", "--build", str(_build()), "-j", str(jobs), "--target", *_PROGRAMS]
     subprocess.run(make, check=True)
 
 
@@ -151,7 +162,18 @@ def decode_speed(text: str) -> float:
     return float(rows[0]["speed_tg"])
 
 
-if __name__ == "__main__":
+def main() -> str | None:
+    """Build, unless it is there; return what is missing then."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu.llama_cpp", allow_abbrev=False)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--instructions", choices=instructions.LLAMA_CPP)
+    options = parser.parse_args()
+    if options.instructions:
+        instructions.hold(options.instructions)
     if missing() is not None:
-        build(int(sys.argv[1]) if len(sys.argv) > 1 else len(os.sched_getaffinity(0)))
-    sys.exit(missing())
+        build(options.jobs)
+    return missing()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

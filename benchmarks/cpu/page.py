@@ -1,4 +1,7 @@
-"""docs/benchmarks/cpu.md and cpu.json from a report. What is written by hand around the figures stays."""
+"""docs/benchmarks/cpu.md and cpu.json from a report, or those beside them of engines held to fewer instructions.
+
+What is written by hand around the figures stays.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from benchmarks.cpu.report import TARGETS, Report
 from benchmarks.cpu.run import OFFLINE
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "cpu.md"
-FIGURES = PAGE.with_suffix(".json")
 BEGIN = "<!-- figures: written by the benchmark -->"
 END = "<!-- end of figures -->"
 TITLES = {
@@ -78,14 +80,21 @@ def as_markdown(parts: Mapping[Key, Report]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def write(report: Report) -> None:
+def page_of(held: str | None) -> Path:
+    """Return the page of a run whose engines are held to some instructions; None: to none."""
+    return PAGE.with_stem(f"{PAGE.stem}-{held}") if held else PAGE
+
+
+def write(report: Report, held: str | None = None) -> None:
     """Replace the figures of what was measured, on the page and in JSON; others stay, each with its own date."""
-    kept = [Report(**each) for each in json.loads(FIGURES.read_text(encoding="utf-8"))]
+    page = page_of(held)
+    figures = page.with_suffix(".json")
+    kept = [Report(**each) for each in json.loads(figures.read_text(encoding="utf-8"))]
     parts = {key: part for each in (*kept, report) for key, part in parts_of(each).items()}
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{as_markdown(parts)}\n\n{END}{after}", encoding="utf-8")
-    FIGURES.write_text(as_json(list(parts.values())), encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{as_markdown(parts)}\n\n{END}{after}", encoding="utf-8")
+    figures.write_text(as_json(list(parts.values())), encoding="utf-8")
 
 
 def _head(report: Report) -> str:

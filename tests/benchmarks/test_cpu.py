@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cpu import llama_cpp, models, page
+from benchmarks.cpu import instructions, llama_cpp, models, page
 from benchmarks.cpu.__main__ import (
     EXIT_BUSY,
     EXIT_FAILED,
@@ -180,7 +180,6 @@ def own_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     there.write_text(f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nLast words.\n")
     there.with_suffix(".json").write_text("[]\n")
     monkeypatch.setattr(page, "PAGE", there)
-    monkeypatch.setattr(page, "FIGURES", there.with_suffix(".json"))
     return there
 
 
@@ -225,8 +224,9 @@ def test_a_run_replaces_what_it_measured_and_leaves_others_with_their_date(own_p
 
 
 def test_the_page_of_the_docs_has_room_for_the_figures() -> None:
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert text.index(page.BEGIN) < text.index(page.END)
+    for held in (None, *instructions.VARIABLES):
+        text = page.page_of(held).read_text(encoding="utf-8")
+        assert text.index(page.BEGIN) < text.index(page.END)
 
 
 def test_an_engine_names_all_its_formats_and_a_name_only_one() -> None:
@@ -243,6 +243,22 @@ def test_one_that_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.M
     missing = LlamaCpp("bf16", "bf16").missing()
     assert missing is not None
     assert missing.startswith("not built")
+
+
+def test_who_cannot_be_held_to_fewer_instructions_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in (instructions.HELD, *instructions.VARIABLES["avx2"]):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # what is set below is taken back
+    ours, vllm = choose("exo-engine-bf16, vllm")
+    instructions.hold("avx2")
+    assert ours.missing() is None
+    assert vllm.missing() == "nothing holds its kernels to avx2"
+    assert "llama_cpp --instructions avx2" in str(LlamaCpp("bf16", "bf16").missing())
+    assert llama_cpp.program("llama-bench").parts[-3] == "build-avx2"
+    assert page.page_of(instructions.held()).name == "cpu-avx2.md"
 
 
 def test_commands_are_shown_without_the_places_of_this_machine(
