@@ -15,15 +15,14 @@ from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
 from exo_engine.attention.reference import ReferenceAttention
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels import VARIABLE
-from exo_engine.kernels.library import available_paths
 from exo_engine.layers.rope import Rotation, rotate
+
+from ..cpu_kernels import needs_kernels
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 16
 CPU = torch.device("cpu")
 # Per step, of four sequences: tokens up to its end, and new ones; single ones come first.
 STEPS = [[(1, 1), (40, 40), (70, 70), (16, 16)], [(2, 1), (41, 1), (90, 20), (19, 3)]]
-
-needs_kernels = pytest.mark.skipif(not available_paths(), reason="built without a compiler")
 
 
 def layer(**overrides) -> AttentionLayer:

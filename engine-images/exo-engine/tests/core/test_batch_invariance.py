@@ -6,9 +6,11 @@ import random
 
 import pytest
 from exo_engine.errors import ConfigurationError
-from exo_engine.kernels.library import VARIABLE, available_paths
+from exo_engine.kernels.library import VARIABLE
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
+
+from ..cpu_kernels import PATHS, needs_kernels
 
 OPTIONS = {"dtype": "bfloat16", "device": "cpu", "block_size": 16, "max_model_len": 80}
 SCHEDULES = {
@@ -19,7 +21,7 @@ SCHEDULES = {
     "on three threads": {"num_threads": 3},
 }
 
-pytestmark = pytest.mark.skipif(not available_paths(), reason="built without a compiler")
+pytestmark = needs_kernels
 
 
 def random_schedule(seed: int) -> dict[str, int | bool]:
@@ -80,7 +82,7 @@ def test_bits_of_numbers_stored_smaller_do_not_depend_on_the_schedule(
     [
         pytest.param(family, path, marks=[] if 0 in (row, column) else pytest.mark.slow)
         for row, family in enumerate(["qwen3", "qwen3-half-windowed", "qwen3-moe"])
-        for column, path in enumerate(available_paths())
+        for column, path in enumerate(PATHS)
     ],
 )
 def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, monkeypatch):
@@ -137,17 +139,18 @@ def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, family, stored)
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "variable", "reason"),
+    ("family", "options", "has_kernels", "reason"),
     [
-        ("qwen3", {"dtype": "float32"}, "", "attention is computed by PyTorch"),
-        ("qwen3", {"kv_cache_dtype": "fp8"}, "", "attention is computed by PyTorch"),
-        ("qwen3", {}, "off", "attention is computed by PyTorch"),
-        ("gpt-oss", {}, "", "some layers of this model are computed by PyTorch"),
+        ("qwen3", {"dtype": "float32"}, True, "attention is computed by PyTorch"),
+        ("qwen3", {"kv_cache_dtype": "fp8"}, True, "attention is computed by PyTorch"),
+        ("qwen3", {}, False, "attention is computed by PyTorch"),
+        ("gpt-oss", {}, True, "some layers of this model are computed by PyTorch"),
     ],
 )
 def test_the_flag_is_refused_where_it_is_not(
-    tiny_model, family, options, variable, reason, monkeypatch
+    tiny_model, family, options, has_kernels, reason, monkeypatch
 ):
-    monkeypatch.setenv(VARIABLE, variable)
+    if not has_kernels:
+        monkeypatch.setenv(VARIABLE, "off")
     with pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: {reason}"):
         LLM(tiny_model(family).path, **{**OPTIONS, **options}, batch_invariant=True)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.cpu import CpuAttention
-from exo_engine.kernels.library import available_paths
 from exo_engine.kernels.stack import Stack
 from exo_engine.llm import LLM
 from exo_engine.models.config_file import read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.sampling_params import SamplingParams
 
+from ..cpu_kernels import needs_kernels
+
 STACKED = {"llama-biases", "qwen3", "qwen3-half-windowed"}
 """Those whose layers must go in one call: dense, heads of a multiple of 16 numbers, turned whole."""
 
-pytestmark = pytest.mark.skipif(not available_paths(), reason="built without a compiler")
+pytestmark = needs_kernels
 
 
 def _generate(path):

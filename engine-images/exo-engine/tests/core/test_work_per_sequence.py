@@ -15,10 +15,10 @@ import pytest
 from exo_engine import LLM, SamplingParams
 from exo_engine.core import runner
 from exo_engine.core.graphs import choice_graphs, decode_graphs
-from exo_engine.kernels.library import available_paths
 from exo_engine.kernels.triton.launch import Launch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..cpu_kernels import needs_kernels
 from ..fake_gpu import FakeGpu, give_zeros
 
 FEW, MANY = 4, 64
@@ -159,9 +159,7 @@ def single_tokens(llm: LLM, steps: list[Step], number: int, params: SamplingPara
             device,
             asked,
             marks=[
-                pytest.mark.skipif(
-                    device == "kernels" and not available_paths(), reason="built without a compiler"
-                ),
+                *([needs_kernels] if device == "kernels" else []),
                 *([] if 0 in (row, column) else [pytest.mark.slow]),
             ],
         )

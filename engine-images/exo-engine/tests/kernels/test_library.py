@@ -13,8 +13,11 @@ from exo_engine.errors import ConfigurationError
 from exo_engine.kernels import LIBRARY, VARIABLE, library
 
 
-def test_the_best_path_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+@pytest.mark.parametrize("word", ["", "auto"])
+def test_the_best_path_of_the_processor_is_taken(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, word)
     paths = library.available_paths()
     if not paths:
         pytest.skip("the package was built without a compiler")
@@ -30,8 +33,12 @@ def test_a_path_can_be_forced_and_all_switched_off(monkeypatch: pytest.MonkeyPat
         chosen = library.chosen_kernels()
         assert chosen is not None
         assert chosen.path == path
+        allowed = library.allowed_paths()
+        assert allowed[0] == path
+        assert library.available_paths()[-len(allowed) :] == allowed, "all that are worse, too"
     monkeypatch.setenv(VARIABLE, "off")
     assert library.chosen_kernels() is None
+    assert library.allowed_paths() == ()
 
 
 def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

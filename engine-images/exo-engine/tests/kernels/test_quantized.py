@@ -6,8 +6,10 @@ from typing import Literal
 
 import pytest
 import torch
-from exo_engine.kernels.library import Kernels, available_paths, load_path
+from exo_engine.kernels.library import Kernels, load_path
 from exo_engine.kernels.quantized import QuantizedMatrix
+
+from ..cpu_kernels import PATHS
 
 SHAPES = ((64, 32), (200, 130), (17, 6), (129, 576))
 KINDS = ((8, 32, False), (8, 640, False), (4, 32, False), (4, 64, True), (4, 128, False))
@@ -168,7 +170,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
             assert torch.equal(some, together[first : first + num_rows])
 
 
-@pytest.mark.skipif("amx" not in available_paths(), reason="no tiles here")
+@pytest.mark.skipif("amx" not in PATHS, reason="no tiles here")
 @pytest.mark.parametrize("shape", [(200, 130), (17, 6), (129, 576)], ids=str)
 @pytest.mark.parametrize(("bits", "group", "has_zeros"), ON_TILES)
 def test_tiles_have_the_bits_of_the_instruction_for_one_row(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from exo_engine.kernels import VARIABLE
-from exo_engine.kernels.library import chosen_kernels
 from exo_engine.layers import Context, Embedding
 from exo_engine.layers.embedding import Int8Embedding, make_head
 from exo_engine.weight_formats import FORMATS, load_format
 
+from ..cpu_kernels import needs_kernels
+
 VOCAB, HIDDEN = 300, 96
-WITH_KERNELS = pytest.mark.skipif(
-    chosen_kernels() is None, reason="only CPU kernels multiply by it"
-)
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -28,7 +26,7 @@ def filled(layer):
     return layer, table
 
 
-@WITH_KERNELS
+@needs_kernels
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_head_is_of_int8_where_the_format_says_so_and_there_are_kernels(name, dtype):
@@ -37,7 +35,7 @@ def test_the_head_is_of_int8_where_the_format_says_so_and_there_are_kernels(name
     assert isinstance(head, Int8Embedding if is_int8 else Embedding)
 
 
-@WITH_KERNELS
+@needs_kernels
 def test_a_hidden_size_whose_sums_an_int32_may_not_hold_stays_plain():
     assert isinstance(make_head(context("int8"), "head", 2, 2**16), Int8Embedding)
     assert isinstance(make_head(context("int8"), "head", 2, 2**16 + 8), Embedding)
@@ -48,7 +46,7 @@ def test_without_kernels_the_head_stays_plain(monkeypatch):
     assert isinstance(make_head(context("int8"), "head", VOCAB, HIDDEN), Embedding)
 
 
-@WITH_KERNELS
+@needs_kernels
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_a_head_in_int8_is_near_the_plain_one(name):
     int8, table = filled(make_head(context(name), "head", VOCAB, HIDDEN))
@@ -70,7 +68,7 @@ def test_a_head_in_int8_is_near_the_plain_one(name):
     assert ((logits - expected).abs() <= 6 * spread).all()
 
 
-@WITH_KERNELS
+@needs_kernels
 def test_its_bytes_are_known_before_anything_is_loaded():
     sizes = {
         make_head(context("int8", device=device), "head", VOCAB, HIDDEN).num_bytes

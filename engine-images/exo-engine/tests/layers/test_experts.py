@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from exo_engine.errors import ModelUnusable
-from exo_engine.kernels.library import chosen_kernels
 from exo_engine.layers import Context, Experts
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import FORMATS, fp8, load_format, plain
 from safetensors.torch import load_file, save_file
+
+from ..cpu_kernels import needs_kernels
 
 MODULES = {"plain": plain, "fp8_per_block": fp8}
 HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 8, 512, 5, 2
@@ -225,7 +226,7 @@ def test_a_mixture_that_cannot_be_is_refused(tiny_model, tmp_path, key, value, m
 
 
 @torch.inference_mode()
-@pytest.mark.skipif(chosen_kernels() is None, reason="PyTorch computes here")
+@needs_kernels
 @pytest.mark.parametrize("name", ["plain", "int8", "int4"])
 def test_on_a_cpu_a_token_has_the_same_bits_alone_and_among_others(name):
     """With as many experts and choices as real models have, in one call for all of them."""

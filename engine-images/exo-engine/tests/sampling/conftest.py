@@ -1,9 +1,11 @@
-"""Each test chooses tokens by the compiled kernels, where there are any, and by PyTorch."""
+"""Each test chooses tokens by the compiled kernels that the environment leaves, where there are any, and by PyTorch."""
 
 from __future__ import annotations
 
 import pytest
-from exo_engine.kernels.library import VARIABLE, available_paths
+from exo_engine.kernels import VARIABLE
+
+from ..cpu_kernels import PATHS, WHY_NONE
 
 
 @pytest.fixture(autouse=True, params=["kernels", "PyTorch"])
@@ -11,7 +13,5 @@ def chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """What chooses."""
     if request.param == "PyTorch":
         monkeypatch.setenv(VARIABLE, "off")
-    elif not available_paths():
-        pytest.skip("this build has no kernels")
-    else:
-        monkeypatch.delenv(VARIABLE, raising=False)
+    elif not PATHS:
+        pytest.skip(WHY_NONE)

@@ -10,9 +10,10 @@ from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import int4, load_format
 from exo_engine.weight_formats.base import Share, WeightFormat
 
+from ..cpu_kernels import PATHS, needs_kernels
+
 CPU = torch.device("cpu")
 OPTIONS = {"device": "cpu", "block_size": 16, "max_model_len": 128}
-
 
 FORMS = {"int4": 32, "int4_per_group_64": 64, "int4_per_group_128": 128}
 """Inputs that share a scale."""
@@ -80,13 +81,14 @@ def test_a_share_that_begins_within_a_group_is_not_taken(name: str) -> None:
         matrix.load("weight", torch.ones(4, size), Share(whole, whole, slice(size // 2, size)))
 
 
+@needs_kernels
 @pytest.mark.parametrize("quantization", ["int8", *FORMS])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_kernels_and_pytorch_agree(tiny_model, prompts, family, quantization, monkeypatch):
     """Inputs in 8 bits are all that differs."""
     path, found = tiny_model(family).path, []
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=3)
-    for kernels in ("auto", "off"):
+    for kernels in (PATHS[0], "off"):
         monkeypatch.setenv(VARIABLE, kernels)
         llm = LLM(path, dtype="bfloat16", quantization=quantization, **OPTIONS)
         found.append([dict(each.logprobs[0].top) for each in llm.generate(prompts, params)])

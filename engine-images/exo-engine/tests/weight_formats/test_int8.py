@@ -7,13 +7,15 @@ import shutil
 import pytest
 import torch
 from exo_engine.errors import ConfigurationError, ModelUnusable
-from exo_engine.kernels.library import VARIABLE, chosen_kernels
+from exo_engine.kernels import VARIABLE
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import formats_made_at_load, int8, load_format
 from exo_engine.weight_formats.base import NotFinite, Share
 from exo_engine.weight_formats.int8 import Int8
 from safetensors.torch import load_file, save_file
+
+from ..cpu_kernels import PATHS, needs_kernels
 
 CPU = torch.device("cpu")
 OPTIONS = {"device": "cpu", "block_size": 4, "max_model_len": 128}
@@ -63,7 +65,7 @@ def test_product_is_that_of_the_dequantized_matrix(dtype, num_inputs, slab, monk
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("kernels", [*PATHS[:1], "off"])
 @pytest.mark.parametrize("columns", [8, 24, 40, 72])
 def test_rows_of_any_length_are_multiplied(columns, kernels, monkeypatch):
     monkeypatch.setenv(VARIABLE, kernels)
@@ -124,14 +126,13 @@ def test_an_unknown_quantization_is_refused(tiny_model):
     assert caught.value.param == "quantization"
 
 
+@needs_kernels
 @torch.inference_mode()
 @pytest.mark.parametrize("slab", [1, 64 * 64, 2**18])
 @pytest.mark.parametrize("num_rows", [2, 63, 64, 200])
 def test_a_matrix_of_one_tensor_is_packed_as_it_would_be_of_several(num_rows, slab, monkeypatch):
     """In one tensor no copy of the codes is made beside what is packed."""
     monkeypatch.setitem(int8._LOADING_SLAB_WEIGHTS, "cpu", slab)
-    if chosen_kernels() is None:
-        pytest.skip("only CPU kernels have a packed form")
     weight = torch.randn(num_rows, 64) * torch.logspace(-4, 1, num_rows).unsqueeze(1)
     weight[num_rows // 2] = 0.0
     at_once = filled(weight, torch.bfloat16)
@@ -156,7 +157,14 @@ def test_numbers_that_are_not_finite_are_refused(name, wrong, dtype):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Without kernels it stays plain, and plain numbers are not looked at.
+        pytest.param("model.embed_tokens.weight", marks=needs_kernels),
+        "model.layers.0.mlp.up_proj.weight",
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_with_the_tensors_name(
     tiny_model, tmp_path, quantization, name
 ):

@@ -203,6 +203,27 @@ def available_paths() -> tuple[str, ...]:
     return tuple(paths)
 
 
+def allowed_paths() -> tuple[str, ...]:
+    """Return those of `available_paths` that `EXO_ENGINE_CPU_KERNELS` leaves: the one that it names, and all below.
+
+    Raises:
+        ConfigurationError: it names what is not there.
+    """
+    wanted = os.environ.get(VARIABLE) or "auto"
+    paths = available_paths()
+    if wanted == "auto":
+        return paths
+    if wanted == "off":
+        return ()
+    if wanted not in paths:
+        there = ", ".join(("auto", "off", *paths))
+        raise ConfigurationError(
+            f"{VARIABLE} is {wanted!r}, but this machine has only {there}",
+            hint=f"Leave {VARIABLE} out to take what is best.",
+        )
+    return paths[paths.index(wanted) :]
+
+
 @cache
 def load_path(path: str) -> Kernels:
     """Return the kernels of one of `available_paths`."""
@@ -217,19 +238,8 @@ def chosen_kernels() -> Kernels | None:
     Raises:
         ConfigurationError: `EXO_ENGINE_CPU_KERNELS` names what is not there.
     """
-    wanted = os.environ.get(VARIABLE) or "auto"
-    if wanted == "off":
-        return None
-    paths = available_paths()
-    if wanted == "auto":
-        return load_path(paths[0]) if paths else None
-    if wanted not in paths:
-        there = ", ".join(("auto", "off", *paths))
-        raise ConfigurationError(
-            f"{VARIABLE} is {wanted!r}, but this machine has only {there}",
-            hint=f"Leave {VARIABLE} out to take what is best.",
-        )
-    return load_path(wanted)
+    paths = allowed_paths()
+    return load_path(paths[0]) if paths else None
 
 
 def kernels_for(dtype: torch.dtype, device: torch.device) -> Kernels | None:
