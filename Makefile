@@ -29,7 +29,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-triton-all test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-paths test-triton test-triton-all test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -90,6 +90,33 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 $(IN_PROCESSES) engine-images/exo-engine/tests
+
+# `off` switches the CPU kernels off; `none` is a copy of the engine without them, as it is built where there is no compiler.
+# Where kernels have AVX2 at most, PyTorch has, too. Left out is what no path can change: GPU kernels, and every case of
+# test-equivalence, which is in float32, so that kernels choose its tokens and compute nothing else; a pair of each setting is in.
+CPU_PATHS ?= none off plain avx2 avx512 avx512_bf16 amx
+WITHOUT_KERNELS := $(VENV)/without-kernels
+SETTINGS_none := -u CI PYTHONPATH=$(abspath $(WITHOUT_KERNELS))
+SETTINGS_plain := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+SETTINGS_avx2 := $(SETTINGS_plain)
+PATHS_TESTS := $(addprefix $(ENGINE)/tests/,attention core equivalence kernels layers models sampling weight_formats \
+  server/pooling test_llm.py test_machine.py test_openmp.py) \
+  $(addprefix --ignore-glob=,*triton* *_graphs.py *_fixed_sums.py *_paged_flash.py *_prompt_choice.py)
+
+define test_path
+echo "==== $(1)"; \
+case " none off $$there " in \
+  *" $(1) "*) env $(SETTINGS_$(1)) EXO_ENGINE_CPU_KERNELS=$(subst none,auto,$(1)) \
+    $(PYTEST) $(if $(QUICK),,-m 'not equivalence') --timeout 600 $(IN_PROCESSES) $(PATHS_TESTS) || failed="$$failed $(1)";; \
+  *) echo "left out: this machine or build has no such kernels";; \
+esac;
+endef
+
+test-paths: setup-dev ## the engine's tests on each of CPU_PATHS="none off plain avx2 ..." that is here; QUICK=1 without slow ones
+	@rm -rf $(WITHOUT_KERNELS) && mkdir $(WITHOUT_KERNELS) && cp -r $(ENGINE)/src/exo_engine $(WITHOUT_KERNELS) \
+	  && rm -f $(WITHOUT_KERNELS)/exo_engine/kernels/*.so
+	@there=$$($(BIN)/python -c 'from exo_engine.kernels.library import available_paths; print(*available_paths())'); \
+	failed=; $(foreach path,$(CPU_PATHS),$(call test_path,$(path))) [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 OF_TRITON := engine-images/exo-engine/tests/kernels/triton
 # Its interpreter makes numbers of arrays with one, which NumPy 2.4 refuses: in $(OF_TRITON)/triton-3.6.0.txt is what
