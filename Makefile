@@ -94,11 +94,12 @@ test-equivalence: setup-dev ## the engine in every combination of its settings, 
 # `off` switches the CPU kernels off; `none` is a copy of the engine without them, as it is built where there is no compiler.
 # Where kernels have AVX2 at most, PyTorch has, too. Left out is what no path can change: GPU kernels, and every case of
 # test-equivalence, which is in float32, so that kernels choose its tokens and compute nothing else; a pair of each setting is in.
-CPU_PATHS ?= none off plain avx2 avx512 avx512_bf16 amx
+CPU_PATHS ?= none off plain avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 amx
 WITHOUT_KERNELS := $(VENV)/without-kernels
 SETTINGS_none := -u CI PYTHONPATH=$(abspath $(WITHOUT_KERNELS))
 SETTINGS_plain := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 SETTINGS_avx2 := $(SETTINGS_plain)
+SETTINGS_avx2_vnni := $(SETTINGS_plain)
 PATHS_TESTS := $(addprefix $(ENGINE)/tests/,attention core equivalence kernels layers models sampling weight_formats \
   server/pooling test_llm.py test_machine.py test_openmp.py) \
   $(addprefix --ignore-glob=,*triton* *_graphs.py *_fixed_sums.py *_paged_flash.py *_prompt_choice.py)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.cpu import instructions, llama_cpp, page
 from benchmarks.cpu.contestants import THREADS, Contestant, all_contestants, choose
+from benchmarks.cpu.instructions import of_kernels
 from benchmarks.cpu.models import ROOT, SIZES
 from benchmarks.cpu.quiet import SLOWEST_PACE
 from benchmarks.cpu.report import Report
@@ -182,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_quick=options.quick,
         output_tokens=options.output_tokens,
         slowest_pace=0.0 if options.shared_host else SLOWEST_PACE,
+        kernels=of_kernels(),
     )
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bench-cpu-"))
     logs.mkdir(parents=True, exist_ok=True)

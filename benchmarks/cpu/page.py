@@ -101,7 +101,9 @@ def _head(report: Report) -> str:
     where = ", ".join(f"{name} {value}" for name, value in report.shared_versions.items())
     total, rejected = len(report.measurements), report.rejected()
     return (
-        f"Made on {report.made} by `{report.command}`: {report.machine}; {where}. Medians of {report.rounds} rounds; "
+        f"Made on {report.made} by `{report.command}`: {report.machine}; {where}"
+        + (f"; kernels of exo-engine: {report.kernels}" if report.kernels else "")
+        + f". Medians of {report.rounds} rounds; "
         f"{rejected} of {total} measurements did not count, as others used the machine."
         + (f" {shared_host(report.paces())}" if report.slowest_pace < SLOWEST_PACE else "")
         + (" A quick run, in which all count: it tests the benchmark, no engine." * report.is_quick)

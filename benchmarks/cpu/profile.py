@@ -27,6 +27,7 @@ from typing import Any
 import exo_engine  # noqa: F401  # before what imports PyTorch: it says how PyTorch's threads wait
 
 from benchmarks.cpu import llama_cpp
+from benchmarks.cpu.instructions import of_kernels
 from benchmarks.cpu.models import ROOT, SIZES, ensure_model
 from benchmarks.cpu.offline import ExoEngine, Machine
 from benchmarks.cpu.page import BEGIN, END, TITLES
@@ -323,7 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ["python -m benchmarks.cpu.profile", *(json.dumps(w) if " " in w else w for w in words)]
     )
     head = (
-        f"Made on {made} by `{command}`: {machine()}; {where}. Medians of {options.rounds} rounds."
+        f"Made on {made} by `{command}`: {machine()}; {where}; kernels: {of_kernels()}. "
+        f"Medians of {options.rounds} rounds."
     )
     print(f"{head}\n\n{text}")
     if not is_quiet and not options.quick:

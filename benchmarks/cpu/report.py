@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu.instructions import of_processor
 from benchmarks.cpu.quiet import SLOWEST_PACE, counts
 from benchmarks.cpu.shapes import PROMPT_TOKENS, Limits, Shape, floor_of_prompt, floor_of_step
 
@@ -82,6 +83,8 @@ class Report:
     """By model and contestant."""
     measurements: list[dict[str, Any]] = field(default_factory=list)
     machine: str = ""
+    kernels: str = ""
+    """The instructions that exo-engine computed with; empty: figures kept of an older run do not say."""
     shared_versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -235,11 +238,12 @@ class Report:
 
 
 def machine() -> str:
-    """Return what this machine is."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {next(models, platform.machine())}, {platform.system()} {platform.release()}"
+    """Return what this machine is, and which instructions for products its processor has."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    models = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
+    cores = f"{len(os.sched_getaffinity(0))} cores of {next(models, platform.machine()).strip()}"
+    has = f" ({known})" if (known := of_processor(text)) else ""
+    return f"{cores}{has}, {platform.system()} {platform.release()}"
 
 
 def versions() -> dict[str, str]:

@@ -120,10 +120,12 @@ def test_nothing_is_written_from_a_machine_that_was_not_quiet(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(profile, "write", written.append)
+    monkeypatch.setattr(profile, "of_kernels", lambda: "avx2")
     monkeypatch.setattr(profile, "measure", lambda _: ("tables", False))
     assert profile.main(["--write"]) == profile.EXIT_BUSY
     assert written == []
     monkeypatch.setattr(profile, "measure", lambda _: ("tables", True))
     assert profile.main(["--write"]) == 0
     assert written[0].endswith("tables")
+    assert "; kernels: avx2. Medians" in written[0]
     assert "Made on" in capsys.readouterr().out

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from exo_engine.kernels import processor
-from exo_engine.kernels.library import VARIABLE, available_paths
+from exo_engine.kernels import VARIABLE, processor
 from exo_engine.kernels.processor import has_bfloat16, is_fast_in_bfloat16
+
+from ..cpu_kernels import PATHS
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_where_the_kernel_says_nothing_it_is_not_there(tmp_path):
     assert not has_bfloat16(tmp_path)
 
 
-@pytest.mark.parametrize("path", ["off", *available_paths()])
+@pytest.mark.parametrize("path", ["off", *PATHS])
 def test_vectors_stand_in_for_hardware_where_kernels_use_them(path, monkeypatch):
     monkeypatch.setenv(VARIABLE, path)
     monkeypatch.setattr(processor, "has_bfloat16", lambda: False)
