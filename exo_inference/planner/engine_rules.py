@@ -65,6 +65,8 @@ class EngineRules:
         captures_graphs: decode steps are recorded as CUDA graphs unless that is switched off.
         compiles: the model is compiled at the start unless CUDA graphs are switched off.
         counts_rotary: the rotary tables are there when the cache is sized.
+        keeps_rotary_exact: they are in float32, and no longer than the context (SGLang's layers/rotary_embedding, base.py and
+            mrope.py, 0.4.9 to 0.5.17).
         pads_experts: a kernel pads experts in MXFP4 (vLLM's Marlin).
         profiles_encoder: the profile run encodes images.
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
@@ -135,6 +137,7 @@ class EngineRules:
     captures_graphs: bool = False
     compiles: bool = False
     counts_rotary: bool = False
+    keeps_rotary_exact: bool = False
     pads_experts: bool = False
     profiles_encoder: bool = False
     quantizes: bool = False
@@ -311,6 +314,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         counts_pages=True,
         latent_block=1,
         counts_rotary=True,
+        keeps_rotary_exact=True,
         quantizes=True,
         chooses_cache_type=True,
         spans_gpus=True,

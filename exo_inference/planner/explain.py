@@ -18,7 +18,7 @@ from exo_inference.planner.memory import (
     absorbed_bytes,
     page_bytes,
     rank_bytes,
-    rotary_bytes,
+    rotary_table,
     stage_weights,
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
@@ -125,9 +125,9 @@ def _weight_corrections(setting: Setting, stage: Stage) -> Iterator[str]:
         yield f"- up to {setting.parameters.cpu_offload_gb:g} GiB of layers offloaded to the CPU"
     if model.checkpoint_bytes is not None:
         yield f", scaled by the checkpoint's own size, {_gib(model.checkpoint_bytes)}"
-    rope = rotary_bytes(model, setting.dtype_bytes, setting.rules)
-    if rope:
-        yield f"+ {_gib(rope)} of rotary tables ({model.rope_elements:,} x {setting.dtype_bytes} bytes)"
+    entries, width = rotary_table(model, setting.dtype_bytes, setting.rules)
+    if entries:
+        yield f"+ {_gib(entries * width)} of rotary tables ({entries:,} x {width} bytes)"
     if setting.rules.static_share is not None:
         yield f"+ {_gib(left_by_loading(setting.gpu).value * GIB)} that loading leaves"
     if setting.rules.counts_pages and not setting.offload:

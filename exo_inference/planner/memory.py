@@ -125,7 +125,17 @@ def offloaded_bytes(
 
 def rotary_bytes(model: Architecture, dtype_bytes: int, rules: EngineRules) -> int:
     """Return the rotary tables that count as weights: exo-engine makes its own after sizing the cache."""
-    return model.rope_elements * dtype_bytes if rules.counts_rotary else 0
+    elements, width = rotary_table(model, dtype_bytes, rules)
+    return elements * width
+
+
+def rotary_table(model: Architecture, dtype_bytes: int, rules: EngineRules) -> tuple[int, int]:
+    """Return the entries of those tables, and the bytes of one."""
+    if not rules.counts_rotary:
+        return 0, dtype_bytes
+    if rules.keeps_rotary_exact:
+        return model.rope_elements // model.rope_stretch, 4
+    return model.rope_elements, dtype_bytes
 
 
 @lru_cache(maxsize=256)

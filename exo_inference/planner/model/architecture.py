@@ -50,7 +50,8 @@ class Architecture:
         cannot_size: the reason, for a model that this planner does not understand; then the other
             fields are empty.
         outer_weights: everything outside the decoder layers (embeddings, head, encoder, norms).
-        rope_elements: entries of the rotary tables that the engine keeps on each GPU.
+        rope_elements: entries of the rotary tables that vLLM keeps on each GPU.
+        rope_stretch: how many times the context they are long.
         pads_experts: vLLM pads the experts.
         mtp_weights: multi-token-prediction layers, loaded only for speculative decoding.
         mtp_layer: the cache of one of them.
@@ -74,6 +75,7 @@ class Architecture:
     layers: tuple[Layer, ...] = ()
     outer_weights: tuple[Weight, ...] = ()
     rope_elements: int = 0
+    rope_stretch: int = 1
     moe: MoeShape | None = None
     vision: VisionShape | None = None
     mtp_weights: tuple[Weight, ...] = ()
@@ -216,6 +218,7 @@ def _read(
         layers=tuple(layers),
         outer_weights=tuple(_formatted("", weight, chooser) for weight in outer),
         rope_elements=_rope_elements(fields, family),
+        rope_stretch=family.rope_stretch,
         moe=read_moe(fields, family),
         vision=vision,
         mtp_weights=tuple(_formatted("mtp.", weight, chooser) for weight in mtp),
@@ -417,8 +420,9 @@ def _rope_elements(fields: ConfigFields, family: Family) -> int:
     )
     partial = fields.mapping("rope_parameters").get("partial_rotary_factor")
     partial = fields.get("partial_rotary_factor") if partial is None else partial
+    partial = family.partial_rotary if partial is None else partial
     if fields.get("qk_rope_head_dim"):
         dim, partial = fields.integer("qk_rope_head_dim"), None
     if isinstance(partial, int | float) and 0 < partial <= 1:
         dim = int(dim * partial)
-    return length * dim * family.rope_caches * (4 if family.mrope else 1)
+    return length * dim * family.rope_caches * family.rope_stretch

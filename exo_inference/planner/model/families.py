@@ -25,7 +25,8 @@ class Family:
         ties_by_default: embeddings are shared with the output head unless the config says otherwise.
         default_head_dim: where the config has none and it is not hidden size / heads.
         rope_caches: rotary tables that vLLM keeps (one per kind of attention layer).
-        mrope: the tables are four times as long (multimodal rotary positions).
+        rope_stretch: how many times the context those are long (multimodal rotary positions: four).
+        partial_rotary: the share of a head that is rotated where config.json does not say it (its class's default).
         positions: rows added to a learned position table; None: no such table.
         unused_positions: of that table, which no token of a prompt has (RoBERTa counts from its padding on).
         min_batched_tokens: vLLM raises max-num-batched-tokens to the largest image or video item.
@@ -71,7 +72,8 @@ class Family:
     ties_by_default: bool = False
     default_head_dim: int | None = None
     rope_caches: int = 1
-    mrope: bool = False
+    rope_stretch: int = 1
+    partial_rotary: float | None = None
     positions: int | None = None
     unused_positions: int = 0
     min_batched_tokens: int = 0
@@ -138,14 +140,15 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": Family(layout="blocks"), "llama4": _LLAMA4,
     "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "kimi_audio": replace(_QWEN2, full_first=0), "mimo": replace(_QWEN2, full_first=0),
     "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, full_first=0, gates_shared_experts=True),
-    "qwen2_vl": replace(_QWEN2, mrope=True),
-    "qwen2_5_vl": replace(_QWEN2, mrope=True),
-    "qwen2_5_omni": replace(_QWEN2, mrope=True),
+    "qwen2_vl": replace(_QWEN2, rope_stretch=4),
+    "qwen2_5_vl": replace(_QWEN2, rope_stretch=4),
+    "qwen2_5_omni": replace(_QWEN2, rope_stretch=4),
     "qwen3": replace(_QWEN3, full_first=28), "qwen3_moe": _QWEN3,
-    "qwen3_vl": Family(qk_norm="head", mrope=True),
-    "qwen3_vl_moe": Family(qk_norm="head", mrope=True),
-    "qwen3_next": replace(_QWEN_MOE_GATE, gates_attention=True), "qwen3_5": Family(qk_norm="head", mrope=True, gates_attention=True),
-    "qwen3_5_moe": replace(_QWEN_MOE_GATE, mrope=True, gates_attention=True),
+    "qwen3_vl": Family(qk_norm="head", rope_stretch=4),
+    "qwen3_vl_moe": Family(qk_norm="head", rope_stretch=4),
+    "qwen3_next": replace(_QWEN_MOE_GATE, gates_attention=True, partial_rotary=0.25),
+    "qwen3_5": Family(qk_norm="head", rope_stretch=4, gates_attention=True, partial_rotary=0.25),
+    "qwen3_5_moe": replace(_QWEN_MOE_GATE, rope_stretch=4, gates_attention=True, partial_rotary=0.25),
     "gemma": Family(ties_by_default=True, default_head_dim=256),
     "gemma2": Family(norms=4, ties_by_default=True, default_head_dim=256, full_every=2),
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma4": _GEMMA4, "gemma4_text": _GEMMA4,

@@ -1,0 +1,40 @@
+"""What SGLang's weights take beside the checkpoint: tables of rotary positions, and padding of experts."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner.engine_rules import rules_for
+from exo_inference.planner.explain import explain
+from exo_inference.planner.memory import rotary_bytes
+
+SGLANG = rules_for("sglang", "0.5.17")
+
+
+@pytest.mark.parametrize(
+    ("model", "positions", "width"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 131_072, 128),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 128_000, 128),  # vLLM's are four times as long
+        ("Qwen/Qwen3.5-9B", 262_144, 64),  # a quarter of a head of 256
+        ("deepseek-ai/DeepSeek-R1", 163_840, 64),
+    ],
+)
+def test_rotary_tables_are_in_float32_and_as_long_as_the_context(
+    model: str, positions: int, width: int
+) -> None:
+    assert rotary_bytes(find_model(model), 2, SGLANG) == positions * width * 4
+
+
+def test_vllms_tables_are_of_the_models_type() -> None:
+    rules = rules_for("vllm", "0.33.0")
+    assert rotary_bytes(find_model("Qwen/Qwen3.5-9B"), 2, rules) == 4 * 262_144 * 64 * 2
+    assert rotary_bytes(find_model("Qwen/Qwen3-8B"), 2, rules) == 40_960 * 128 * 2
+
+
+def test_the_table_is_explained_as_it_is_counted() -> None:
+    parameters = EngineParameters(engine="sglang", engine_version="0.5.17")
+    result = plan(find_model("Qwen/Qwen3-8B"), find_gpu("h100"), 1, parameters)
+    (weights,) = (step for step in explain(result) if step.title == "Weights")
+    assert "of rotary tables (5,242,880 x 4 bytes)" in weights.formula
