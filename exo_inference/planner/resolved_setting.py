@@ -175,7 +175,9 @@ def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architectur
         model = _without(model, ("lm_head",))
         if parameters.rules.pools_without_cache:
             model = replace(model, layers=tuple(replace(each, kv=None) for each in model.layers))
-    if _skips_encoder(parameters):
+    static = parameters.rules.static_share
+    is_text = static is not None and model.model_type in static.without_encoder
+    if _skips_encoder(parameters) or is_text:
         model = _without(model, ("vision", "projector"))
     return model
 

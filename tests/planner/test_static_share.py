@@ -6,7 +6,8 @@ import pytest
 
 from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model, plan
 from exo_inference.planner.explain import explain
-from exo_inference.planner.static.share import num_prompt_graphs, static_share
+from exo_inference.planner.static.prompt_graphs import num_prompt_graphs
+from exo_inference.planner.static.share import static_share
 from exo_inference.planner.static.stage import pools_of_tokens, static_stage
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -67,13 +68,51 @@ def test_an_image_encoder_leaves_less_by_what_the_config_says(model: str, factor
     assert share((0, 5, 9), "h100", 1, 8192, model) == pytest.approx(plain * factor)
 
 
-def test_prompts_are_captured_neither_with_images_nor_in_stages() -> None:
-    static, gpu = static_share((0, 5, 17)), find_gpu("h100")
-    text, images = find_model(LLAMA), find_model("Qwen/Qwen2.5-VL-7B-Instruct")
-    assert static.rest(text, gpu, 1, 1, 8192) - static.rest(images, gpu, 1, 1, 8192) == 8 * 58
-    assert static.rest(text, gpu, 1, 2, 8192) - static.rest(text, gpu, 1, 1, 8192) == 128 - 8 * 58
-    latent = find_model("deepseek-ai/DeepSeek-R1")
-    assert static.rest(latent, gpu, 8, 1, 8192) - static.rest(images, gpu, 8, 1, 8192) == 1536
+@pytest.mark.parametrize(
+    ("version", "model", "pipeline", "expected"),
+    [
+        ((0, 5, 14), LLAMA, 1, 8 * 58),
+        ((0, 5, 14), LLAMA, 2, 0),
+        ((0, 5, 14), "deepseek-ai/DeepSeek-R1", 1, 1536),
+        ((0, 5, 12), "deepseek-ai/DeepSeek-V3.2", 1, 0),
+        ((0, 5, 14), "Qwen/Qwen3-Next-80B-A3B-Instruct", 1, 0),
+        ((0, 5, 17), "Qwen/Qwen3-Next-80B-A3B-Instruct", 1, 8 * 58),
+        ((0, 5, 17), LLAMA, 2, 8 * 58),
+        ((0, 5, 20), LLAMA, 2, 0),
+        ((0, 5, 17), "deepseek-ai/DeepSeek-R1", 1, 0),
+        ((0, 5, 17), "deepseek-ai/DeepSeek-V3.2", 1, 1536),
+        ((0, 5, 18), "deepseek-ai/DeepSeek-R1", 1, 1536),
+        ((0, 5, 17), "moonshotai/Kimi-K2.5", 1, 1536),
+        ((0, 5, 17), "moonshotai/Kimi-K2.5", 2, 0),
+        ((0, 5, 17), "Qwen/Qwen2.5-VL-7B-Instruct", 1, 0),
+        ((0, 5, 17), "Qwen/Qwen3.5-9B", 1, 8 * 58),
+        ((0, 5, 14), "Qwen/Qwen3.5-9B", 1, 0),
+        ((0, 5, 17), "nvidia/NVIDIA-Nemotron-Nano-9B-v2", 1, 0),
+        ((0, 5, 17), "google/gemma-3-27b-it", 1, 8 * 58),
+    ],
+)
+def test_prompts_are_captured_by_release_model_and_stages(
+    version: tuple[int, int, int], model: str, pipeline: int, expected: float
+) -> None:
+    """Beside the 512 MiB, 1.5 for each of 8,192 tokens, 2 for each sequence of the graphs, 128 for each GPU."""
+    rest = static_share(version).rest(find_model(model), find_gpu("h100"), 1, pipeline, 8192)
+    assert rest - (512 + 1.5 * 8192 + 2 * 256 + 128 * pipeline) == expected
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["google/gemma-3-27b-it", "meta-llama/Llama-4-Scout-17B-16E-Instruct", "stepfun-ai/step3"],
+)
+def test_models_that_read_text_first_leave_nothing_for_images(model: str) -> None:
+    assert share((0, 5, 9), "h100", 1, 8192, model) == share((0, 5, 9), "h100", 1, 8192)
+
+
+def test_the_encoder_of_llama_4_is_not_loaded_unasked() -> None:
+    model = find_model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    result = plan(model, find_gpu("h200"), 4, parameters(max_model_len=8192, max_num_seqs=8))
+    assert result.basis is not None
+    parts = {weight.part for weight in result.basis.setting.model.outer_weights}
+    assert parts == {"embedding", "lm_head", "norm"}
 
 
 @pytest.mark.parametrize(

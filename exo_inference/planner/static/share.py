@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.static.prompt_graphs import PromptGraphs, prompt_graphs
 
 if TYPE_CHECKING:
     from exo_inference.planner.gpu_catalog import Gpu
@@ -41,7 +42,9 @@ class StaticShare:
         window_share: tokens of that pool for each token of the other.
         state_share: bytes for states (Mamba, linear attention) for each byte of the cache beside them; None where
             they were shared out otherwise.
-        captures_prompts: pieces of prompts are captured as graphs, too, of models without images and of one stage.
+        prompt_graphs: pieces of prompts that are captured as graphs, too.
+        text_first: model types that read text alone unless `--enable-multimodal` is there; of `without_encoder` the encoder is
+            not loaded then (srt/configs/model_config.py, srt/models/mllama4.py; 0.4.9 to 0.5.17).
     """
 
     graph_batches: tuple[tuple[float, int, int], ...] = ()
@@ -50,7 +53,9 @@ class StaticShare:
     windowed: frozenset[str] = frozenset()
     window_share: float = 0.8
     state_share: float | None = 0.9
-    captures_prompts: bool = False
+    prompt_graphs: PromptGraphs | None = None
+    text_first: frozenset[str] = frozenset({"gemma3", "llama4", "step3_vl"})
+    without_encoder: frozenset[str] = frozenset({"llama4"})
 
     def find_lack(self, model: Architecture, gpu: Gpu) -> str | None:
         """Return why a model on a GPU has no rule here; None where it has one."""
@@ -83,7 +88,12 @@ class StaticShare:
         if self.by_ranks and total <= 81_920 + _DRIVERS_OWN:
             return next(share for least, share in self.by_ranks if tensor >= least)
         rest = self.rest(model, gpu, tensor, pipeline, step_tokens)
-        return max(0.0, round((total - rest) / total, 3) * _encoder_factor(model))
+        factor = _encoder_factor(model) if self.sees_images(model) else 1.0
+        return max(0.0, round((total - rest) / total, 3) * factor)
+
+    def sees_images(self, model: Architecture) -> bool:
+        """Whether a model encodes images where no flag asks for it."""
+        return model.vision is not None and model.model_type not in self.text_first
 
     def rest(
         self, model: Architecture, gpu: Gpu, tensor: int, pipeline: int, step_tokens: int
@@ -98,9 +108,9 @@ class StaticShare:
         few, many = next((few, many) for below, few, many in self.graph_batches if total < below)
         rest = 512 + max(step_tokens, 2048) * 1.5 + 2 * (few if tensor < 4 else many)
         rest += ranks / 8 * _K
-        if self.captures_prompts and pipeline == 1 and model.vision is None:
-            is_latent = KvKind.LATENT in _kinds(model)
-            rest += 1.5 * _K if is_latent else 8 * num_prompt_graphs(step_tokens)
+        if self.prompt_graphs is not None:
+            sees = self.sees_images(model)
+            rest += self.prompt_graphs.size(model, pipeline, step_tokens, sees_images=sees)
         return max(rest, 10 * _K) if total > 60 * _K else rest
 
 
@@ -125,7 +135,7 @@ def static_share(version: Version) -> StaticShare:
         graph_batches=batches,
         windowed=windowed,
         state_share=0.9 if version >= (0, 5, 4) else None,
-        captures_prompts=version >= (0, 5, 10),
+        prompt_graphs=prompt_graphs(version),
     )
 
 
@@ -137,14 +147,6 @@ _BY_MEMORY = (
 )  # fmt: skip
 _WINDOWED = frozenset({"gpt_oss", "llama4", "llama4_text", "mimo_v2_flash", "step3p5"})
 _WINDOWED_SINCE_12 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
-
-
-def num_prompt_graphs(step_tokens: int) -> int:
-    """Return how many sizes of prompts are captured, up to so many tokens."""
-    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256))
-    sizes = [size for step in steps for size in range(*step)]
-    sizes += range(4608, min(step_tokens, 2**20) + 1, 512)
-    return sum(1 for size in sizes if size <= step_tokens)
 
 
 def _encoder_factor(model: Architecture) -> float:
