@@ -54,6 +54,7 @@ ENGINE = ClusterEngine(
             "chunked-prefill-size": "max_num_batched_tokens",
             "max-total-tokens": "num_gpu_blocks_override",
             "page-size": "block_size",
+            "mamba-ssm-dtype": "mamba_ssm_cache_dtype",
             "kv-cache-dtype": "kv_cache_dtype",
             "dtype": "dtype",
             "tensor-parallel-size": "tensor_parallel_size",

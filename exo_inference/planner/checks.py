@@ -28,7 +28,7 @@ def check_request(
     problems = _check_ranks(model, gpu, gpu_count, ranks, rules)
     problems += _check_length(model, parameters)
     if rules.static_share is not None:
-        return problems
+        return problems + _check_capability(model, gpu, rules)
     problems += _check_steps(model, parameters, rules)
     problems += _check_types(model, gpu, parameters)
     return problems + _check_engine(model, gpu_count, rules)
@@ -147,6 +147,32 @@ def _check_steps(
         step = f"set --block-size={-(-block // unit) * unit}"
         problems.append(Problem("block-size", f"{detail}: {step}"))
     return problems
+
+
+_SGLANG_LEAST = 7.5
+_SGLANG_METHODS = {
+    "fp8": 8.0, "fp8-block": 8.0, "modelopt": 8.9, "modelopt_fp4": 8.0, "modelopt_mixed": 8.0, "mxfp4": 8.0,
+}  # fmt: skip
+"""Oldest GPUs of SGLang and of its quantized checkpoints (0.5.17: `maybe_downgrade_dtype_for_legacy_gpu`, and `get_min_capability`
+in srt/layers/quantization)."""
+
+
+def _check_capability(model: Architecture, gpu: Gpu, rules: EngineRules) -> list[Problem]:
+    """Check the GPU against the oldest that SGLang starts on, and that its kernels for a checkpoint take."""
+    capability = gpu.capability
+    if capability is None:
+        return []
+    if capability < _SGLANG_LEAST:
+        detail = (
+            f"{rules.title} needs compute capability {_SGLANG_LEAST}, {gpu.name} has {capability}"
+        )
+        return [Problem("gpu-type", detail)]
+    method = model.quantization.method if model.quantization is not None else ""
+    least = _SGLANG_METHODS.get(method, 0.0)
+    if capability >= least:
+        return []
+    detail = f"{method} weights need compute capability {least}, {gpu.name} has {capability}"
+    return [Problem("quantization", detail)]
 
 
 _FP8_CACHE = 8.0

@@ -348,6 +348,7 @@ _SGLANG_FLAGS = {
     "enable-expert-parallel": "expert-parallel-size",
     "num-gpu-blocks-override": "max-total-tokens",
     "block-size": "page-size",
+    "mamba-ssm-cache-dtype": "mamba-ssm-dtype",
 }
 _SGLANG_UNPLANNED = frozenset({
     "cpu_offload_gb", "disable_hybrid_swa_memory", "disable_radix_cache", "enable_dp_attention", "enable_lora", "ep_size",

@@ -33,6 +33,8 @@ class KvSettings:
     context_parallel_size: int = 1
     state_element_bytes: int | None = None
     """Asked for by `--mamba-ssm-cache-dtype`; None: what the checkpoint says."""
+    unstated_state_bytes: int | None = None
+    """Where neither says it; None: the run's type."""
     scale_bytes: int = 0
     """Of each head's keys, and values, of a token, where the cache has them."""
     caches_states: bool = False
@@ -157,7 +159,8 @@ def state_page_bytes(spec: KvSpec, settings: KvSettings) -> int:
     ranks = settings.tensor_parallel_size
     positions = spec.conv_positions + settings.speculative_tokens
     conv = positions * -(-spec.conv_elements // ranks) * settings.state_bytes
-    width = settings.state_element_bytes or spec.state_bytes_per_element or settings.state_bytes
+    unstated = settings.unstated_state_bytes or settings.state_bytes
+    width = settings.state_element_bytes or spec.state_bytes_per_element or unstated
     return conv + -(-spec.state_elements // ranks) * width
 
 

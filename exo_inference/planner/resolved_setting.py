@@ -125,22 +125,23 @@ def settle(
     rules = _running_rules(model, parameters)
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
-    length = asked if isinstance(asked, int) else model.max_model_len or ASSUMED_MAX_MODEL_LEN
+    length = asked if isinstance(asked, int) else _own_length(model, rules)
     tokens, seqs = _step_size(model, gpu, parameters, rules, length, ranks)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)
     if _has_int8_head(model, gpu, parameters, dtype):
         model = with_int8_head(model)
-    cache_bytes = _kv_bytes(model, parameters, dtype)
+    cache_bytes, is_static = _kv_bytes(model, parameters, dtype), rules.static_share is not None
     kv = KvSettings(
         rules,
         tensor_parallel_size=ranks.tensor,
         dtype_bytes=cache_bytes,
-        state_bytes=DTYPE_BYTES.get(dtype, 2),
+        state_bytes=2 if is_static else DTYPE_BYTES.get(dtype, 2),
         block_size=parameters.block_size or _default_block(model, rules),
         speculative_tokens=speculation.num_tokens,
         context_parallel_size=parameters.decode_context_parallel_size or 1,
         state_element_bytes=DTYPE_BYTES.get(parameters.mamba_ssm_cache_dtype or "auto"),
+        unstated_state_bytes=4 if is_static else None,  # srt/configs/mamba_utils.py
         scale_bytes=_scale_bytes(rules, parameters, cache_bytes),
         caches_states=bool(parameters.enable_prefix_caching),
         window_share=_window_share(model, rules),
@@ -149,6 +150,12 @@ def settle(
         model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
         asks_auto=asked == AUTO_LENGTH,
     )  # fmt: skip
+
+
+def _own_length(model: Architecture, rules: EngineRules) -> int:
+    """Return the context that an engine takes by itself: vLLM and exo-engine leave LongRoPE's longer one out."""
+    own = model.max_model_len or ASSUMED_MAX_MODEL_LEN
+    return max(own, model.longest_model_len or 0) if rules.static_share is not None else own
 
 
 def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineRules:

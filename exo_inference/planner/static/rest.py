@@ -16,18 +16,20 @@ from exo_inference.planner.resolved_setting import Setting, Stage
 
 
 def num_states(setting: Setting, stage: Stage, available: int) -> int | None:
-    """Return for how many requests a stage keeps states in so many bytes of its pools; None without any."""
+    """Return how many requests' states a stage keeps in so many bytes of its pools; None without any."""
     sizes = [
         state_page_bytes(spec, setting.kv) for spec in stage.specs if spec.kind is KvKind.STATE
     ]
     if not sizes:
         return None
-    share = setting.state_share
-    return int(max(0, available) * share / (1 + share) // sum(sizes))
+    share, static = setting.state_share, setting.rules.static_share
+    spare = static.spare_states if static is not None else 0
+    return max(0, int(max(0, available) * share / (1 + share) // sum(sizes)) - spare)
 
 
-_STATES_EACH = 3
-"""Of a running request, with the prefix cache (MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO)."""
+def _states_each(setting: Setting) -> int:
+    static = setting.rules.static_share
+    return static.states_each(setting.model) if static is not None else 1
 
 
 def most_requests(setting: Setting, stage: Stage) -> int:
@@ -37,7 +39,7 @@ def most_requests(setting: Setting, stage: Stage) -> int:
     if most is None:
         most = max(2048, min(4096, int(tokens / max(1, setting.max_model_len) * 512)))
     states = num_states(setting, stage, stage.available)
-    return min(most, tokens // 2, tokens if states is None else states // _STATES_EACH)
+    return min(most, tokens // 2, tokens if states is None else states // _states_each(setting))
 
 
 def table_bytes(setting: Setting, stage: Stage) -> int:
@@ -57,9 +59,10 @@ def rest_problems(setting: Setting, stage: Stage) -> list[Problem]:
     if static is None or stage.available <= 0:
         return []
     states, surely = (num_states(setting, stage, size) for size in (stage.high, stage.low))
-    if states is not None and surely is not None and surely < _STATES_EACH:
-        detail = f"the pool for states holds those of {states} requests at best, one running takes {_STATES_EACH}"
-        return [Problem(state_blocks.CODE, detail, refuses=states < _STATES_EACH)]
+    each = _states_each(setting)
+    if states is not None and surely is not None and surely < each:
+        detail = f"the pool for states holds {states} at best, one running request takes {each}"
+        return [Problem(state_blocks.CODE, detail, refuses=states < each)]
     share, before = setting.memory_share, stage.components[1].num_bytes
     rest = (1 - share) * (setting.found_bytes - before / max(share, 0.01))
     table = table_bytes(setting, stage)

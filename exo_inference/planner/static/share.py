@@ -42,6 +42,10 @@ class StaticShare:
         window_share: tokens of that pool for each token of the other.
         state_share: bytes for states (Mamba, linear attention) for each byte of the cache beside them; None where
             they were shared out otherwise.
+        stateful: model types with states that it has classes for.
+        buffered: those of them that keep five states for each running request, with the prefix cache and steps scheduled ahead;
+            others keep three (srt/mem_cache/kv_cache_configurator.py `_calculate_mamba_ratio`, srt/arg_groups/overrides.py).
+        spare_states: states of the pool that no request has.
         prompt_graphs: pieces of prompts that are captured as graphs, too.
         text_first: model types that read text alone unless `--enable-multimodal` is there; of `without_encoder` the encoder is
             not loaded then (srt/configs/model_config.py, srt/models/mllama4.py; 0.4.9 to 0.5.17).
@@ -53,6 +57,9 @@ class StaticShare:
     windowed: frozenset[str] = frozenset()
     window_share: float = 0.8
     state_share: float | None = 0.9
+    stateful: frozenset[str] = frozenset()
+    buffered: frozenset[str] = frozenset()
+    spare_states: int = 0
     prompt_graphs: PromptGraphs | None = None
     text_first: frozenset[str] = frozenset({"gemma3", "llama4", "step3_vl"})
     without_encoder: frozenset[str] = frozenset({"llama4"})
@@ -68,9 +75,14 @@ class StaticShare:
             return "models without a cache are not planned for this engine"
         if kinds & {KvKind.COMPRESSED, KvKind.CROSS}:
             return "the cache of its attention is not planned for this engine"
-        if kinds == {KvKind.STATE} or (KvKind.STATE in kinds and self.state_share is None):
-            return "its states are not planned for this engine"
-        return None
+        if KvKind.STATE not in kinds:
+            return None
+        is_known = model.model_type in self.stateful and self.state_share is not None
+        return None if is_known else "its states are not planned for this engine"
+
+    def states_each(self, model: Architecture) -> int:
+        """Return how many states of its pool a running request takes."""
+        return 5 if model.model_type in self.buffered else 3
 
     def default(
         self, model: Architecture, gpu: Gpu, tensor: int, pipeline: int, step_tokens: int
@@ -135,6 +147,9 @@ def static_share(version: Version) -> StaticShare:
         graph_batches=batches,
         windowed=windowed,
         state_share=0.9 if version >= (0, 5, 4) else None,
+        stateful=_BUFFERED | {"kimi_k3", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h_omni"},
+        buffered=_buffered(version),
+        spare_states=1 if version >= (0, 5, 17) else 0,
         prompt_graphs=prompt_graphs(version),
     )
 
@@ -145,8 +160,18 @@ _ABOVE_80_GIB = ((float("inf"), 18.0, float("inf")),)
 _BY_MEMORY = (
     (35 * _K, 2.8, 10.0), (90 * _K, 9.5, 2.0), (160 * _K, 12.0, 2.0), (float("inf"), 32.0, float("inf")),
 )  # fmt: skip
+_BUFFERED = frozenset(
+    {"falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_next"}
+)
 _WINDOWED = frozenset({"gpt_oss", "llama4", "llama4_text", "mimo_v2_flash", "step3p5"})
 _WINDOWED_SINCE_12 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
+
+
+def _buffered(version: Version) -> frozenset[str]:
+    if version < (0, 5, 14):
+        return frozenset()
+    more = {"kimi_linear"} if version >= (0, 5, 16) else set[str]()
+    return _BUFFERED | more | ({"kimi_k3"} if version >= (0, 5, 17) else set())
 
 
 def _encoder_factor(model: Architecture) -> float:
