@@ -15,6 +15,7 @@ from exo_inference.planner.model.requantize import ONLINE
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.static.cache_types import type_problems
 
 MAX_STAGES = 64
 """Most pipeline stages that are planned; each is planned for itself."""
@@ -28,7 +29,11 @@ def check_request(
     problems = _check_ranks(model, gpu, gpu_count, ranks, rules)
     problems += _check_length(model, parameters)
     if rules.static_share is not None:
-        return problems + _check_capability(model, gpu, rules)
+        return [
+            *problems,
+            *_check_capability(model, gpu, rules),
+            *type_problems(model, gpu, parameters),
+        ]
     problems += _check_steps(model, parameters, rules)
     problems += _check_types(model, gpu, parameters)
     return problems + _check_engine(model, gpu_count, rules)

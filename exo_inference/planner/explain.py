@@ -23,7 +23,7 @@ from exo_inference.planner.memory import (
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.resolved_setting import Setting, Stage
-from exo_inference.planner.static.stage import left_by_loading, pooled_bytes
+from exo_inference.planner.static.stage import left_by_loading, pooled_bytes, workspace_bytes
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 
@@ -217,6 +217,8 @@ def _token_formula(specs: Mapping[KvSpec, int], setting: Setting) -> str:
     static = setting.rules.static_share
     size = token_bytes if static is None else pooled_bytes
     formula = " + ".join(f"{size(spec, setting.kv) * count:,.6g}" for spec, count in kept.items())
+    beside = 0 if static is None else workspace_bytes(kept, setting.kv)
+    formula += f" + {beside:,} in 8 bit, which prompts read" if beside else ""
     if static is not None and len(kept) < len(specs):
         return f"({formula}) x {1 + (static.state_share or 0):g}, of which states have their part"
     return formula or "no layer caches tokens"

@@ -35,6 +35,9 @@ class KvSettings:
     """Asked for by `--mamba-ssm-cache-dtype`; None: what the checkpoint says."""
     unstated_state_bytes: int | None = None
     """Where neither says it; None: the run's type."""
+    sparse_latent_bytes: int = _SPARSE_FP8_LATENT_BYTES
+    workspace_layers: int = 0
+    """Of keys and values in 8 bit that lie beside a cache in 4 bit, in pools of tokens (`planner/static`)."""
     scale_bytes: int = 0
     """Of each head's keys, and values, of a token, where the cache has them."""
     caches_states: bool = False
@@ -134,7 +137,7 @@ def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
         return 0.0
     if spec.kind is KvKind.LATENT:
         if spec.is_sparse and settings.dtype_bytes == 1:
-            return _SPARSE_FP8_LATENT_BYTES + spec.index_bytes
+            return settings.sparse_latent_bytes + spec.index_bytes
         padding = settings.rules.latent_padding
         width = -(-spec.key_dim // padding) * padding
         return width * settings.dtype_bytes + spec.index_bytes

@@ -41,7 +41,7 @@ from exo_inference.planner.profile_run import activations_component, profile_bat
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
-from exo_inference.planner.static.rest import most_requests, rest_note, rest_problems
+from exo_inference.planner.static.rest import most_requests, rest_note, rest_problems, type_notes
 from exo_inference.planner.static.stage import static_stage
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
@@ -316,7 +316,7 @@ def _graph_problems(setting: Setting, stage: Stage) -> list[Problem]:
 def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
     if setting.rules.static_share is not None:
-        return (*setting.model.notes, rest_note(setting))
+        return (*setting.model.notes, *type_notes(setting), rest_note(setting))
     own = (*setting.model.notes, *setting.speculation.notes, *assumed)
     return (*own, *communication_notes(setting))
 

@@ -30,6 +30,7 @@ from exo_inference.planner.model.shapes import KvKind, KvSpec
 from exo_inference.planner.parallel.all_to_all import BATCHED, BATCHED_TOKENS, spreads_experts
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.speculation import Speculation, read_speculation
+from exo_inference.planner.static import cache_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,10 @@ def settle(
     dtype = _run_dtype(model, gpu, parameters)
     if _has_int8_head(model, gpu, parameters, dtype):
         model = with_int8_head(model)
-    cache_bytes, is_static = _kv_bytes(model, parameters, dtype), rules.static_share is not None
+    cache_bytes, is_static = (
+        _kv_bytes(model, gpu, parameters, dtype),
+        rules.static_share is not None,
+    )
     kv = KvSettings(
         rules,
         tensor_parallel_size=ranks.tensor,
@@ -145,11 +149,20 @@ def settle(
         scale_bytes=_scale_bytes(rules, parameters, cache_bytes),
         caches_states=bool(parameters.enable_prefix_caching),
         window_share=_window_share(model, rules),
+        **_static_types(model, gpu, parameters),
     )
     return Setting(
         model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
         asks_auto=asked == AUTO_LENGTH,
     )  # fmt: skip
+
+
+def _static_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> dict[str, int]:
+    if parameters.rules.static_share is None:
+        return {}
+    sparse = cache_types.sparse_latent_bytes(model, gpu, parameters)
+    layers = cache_types.workspace_layers(parameters)
+    return {"sparse_latent_bytes": sparse, "workspace_layers": layers}
 
 
 def _own_length(model: Architecture, rules: EngineRules) -> int:
@@ -271,10 +284,13 @@ def _scale_bytes(rules: EngineRules, parameters: EngineParameters, cache_bytes: 
     return rules.cache_scale_bytes if cache_bytes == 1 else 0
 
 
-def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> float:
+def _kv_bytes(model: Architecture, gpu: Gpu, parameters: EngineParameters, dtype: str) -> float:
     asked = (parameters.kv_cache_dtype or "auto").lower()
     if not parameters.rules.chooses_cache_type:
         return DTYPE_BYTES.get(dtype, 2)
+    if parameters.rules.static_share is not None:
+        kind = cache_types.cache_type(model, gpu, parameters)
+        return cache_types.element_bytes(kind, DTYPE_BYTES.get(dtype, 2))
     if asked == "auto" and model.quantization is not None:
         asked = model.quantization.kv_cache_dtype or "auto"
     if asked.startswith(("fp8", "int8")):

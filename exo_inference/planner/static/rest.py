@@ -13,6 +13,7 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.overheads import GRAPHS_CODE
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.resolved_setting import Setting, Stage
+from exo_inference.planner.static.cache_types import is_eight_bit_unasked
 
 
 def num_states(setting: Setting, stage: Stage, available: int) -> int | None:
@@ -78,6 +79,16 @@ def rest_problems(setting: Setting, stage: Stage) -> list[Problem]:
         return []
     detail = f"{beside}, and {named} of them: steps and graphs may run out of memory; {step}"
     return [Problem(GRAPHS_CODE, detail, refuses=False)]
+
+
+def type_notes(setting: Setting) -> tuple[str, ...]:
+    """Say where the cache has a type that no flag asked for."""
+    if not is_eight_bit_unasked(setting.model, setting.gpu, setting.parameters):
+        return ()
+    flag = setting.rules.flag("kv-cache-dtype")
+    return (
+        f"the cache is in fp8_e4m3, {setting.rules.title}'s default for this model and GPU; {flag}=bfloat16 is another",
+    )
 
 
 def rest_note(setting: Setting) -> str:

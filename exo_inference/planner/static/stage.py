@@ -129,6 +129,7 @@ def pools_of_tokens(
     """
     buckets = Counter(specs)
     per_token = sum(count * pooled_bytes(spec, settings) for spec, count in buckets.items())
+    per_token += workspace_bytes(buckets, settings)
     if not per_token:
         return None
     if any(spec.kind is KvKind.STATE for spec in buckets):
@@ -136,6 +137,13 @@ def pools_of_tokens(
     block = settings.block_size
     group = KvGroup(KvKind.FULL, block, 0, 1)
     return KvLayout(max(1, int(per_token * block)), block, (group,), 1, per_token, 0, 1)
+
+
+def workspace_bytes(specs: Iterable[KvSpec], settings: KvSettings) -> int:
+    """Return what beside a cache in 4 bit is in 8, for each token."""
+    ranks, layers = settings.tensor_parallel_size, settings.workspace_layers
+    full = (spec for spec in specs if spec.kind not in (KvKind.LATENT, KvKind.STATE))
+    return layers * max((spec.heads_per_rank(ranks) * 2 * spec.key_dim for spec in full), default=0)
 
 
 def pooled_bytes(spec: KvSpec, settings: KvSettings) -> float:
