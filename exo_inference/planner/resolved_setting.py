@@ -148,7 +148,7 @@ def settle(
         unstated_state_bytes=4 if is_static else None,  # srt/configs/mamba_utils.py
         scale_bytes=_scale_bytes(rules, parameters, cache_bytes),
         caches_states=bool(parameters.enable_prefix_caching),
-        window_share=_window_share(model, rules),
+        window_share=_window_share(model, gpu, rules),
         **_static_types(model, gpu, parameters),
     )
     return Setting(
@@ -306,9 +306,7 @@ def _default_block(model: Architecture, rules: EngineRules) -> int:
     return rules.latent_block if KvKind.LATENT in kinds else rules.default_block
 
 
-def _window_share(model: Architecture, rules: EngineRules) -> float:
+def _window_share(model: Architecture, gpu: Gpu, rules: EngineRules) -> float:
     """Return how many tokens a layer with a window keeps for each token of the others, where pools are of tokens."""
     static = rules.static_share
-    return (
-        static.window_share if static is not None and model.model_type in static.windowed else 1.0
-    )
+    return static.tokens_in_windows(model, gpu) if static is not None else 1.0

@@ -161,8 +161,8 @@ def test_weights_beyond_the_share_refuse() -> None:
     assert "nothing is left for the KV cache" in problem.detail
 
 
-@pytest.mark.parametrize(("version", "ratio"), [("0.5.8", 1.0), ("0.5.17", 0.8)])
-def test_windows_have_a_smaller_pool_since_0_5_9(version: str, ratio: float) -> None:
+@pytest.mark.parametrize(("version", "ratio"), [("0.5.7", 1.0), ("0.5.17", 0.8)])
+def test_windows_have_a_smaller_pool_since_0_5_8(version: str, ratio: float) -> None:
     """gpt-oss-20b: 12 layers with a window, 12 without, 8 heads of 64."""
     result = plan(find_model("openai/gpt-oss-20b"), find_gpu("h100"), 1, parameters(version))
     assert result.kv_bytes_per_token == pytest.approx(8 * 128 * 2 * (12 + 12 * ratio))
@@ -300,3 +300,27 @@ def test_a_cache_in_four_bits_has_its_scales() -> None:
     asked = parameters("0.5.12", kv_cache_dtype="fp4_e2m1")
     result = plan(find_model(LLAMA), find_gpu("b200"), 1, asked)
     assert result.kv_bytes_per_token == 131_072 / 2 * 0.5625
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "share"),
+    [
+        ("0.5.7", "h100", 1.0), ("0.5.8", "h100", 0.8), ("0.5.9", "h100", 0.8), ("0.5.9", "b200", 1.0),
+        ("0.5.9", "rtx-pro-6000", 0.8), ("0.5.10", "b200", 0.8),
+    ],
+)  # fmt: skip
+def test_gpt_oss_has_a_pool_for_windows_by_release_and_gpu(
+    version: str, gpu: str, share: float
+) -> None:
+    result = plan(find_model("openai/gpt-oss-20b"), find_gpu(gpu), 1, parameters(version))
+    assert result.kv_bytes_per_token == pytest.approx(24_576 * (1 + share))
+
+
+@pytest.mark.parametrize(("tokens", "verdict"), [(150, "refused"), (170, "fits")])
+def test_a_pool_that_holds_no_window_refuses(tokens: int, verdict: str) -> None:
+    """A window is 128 tokens, a page one; the pool has 0.8 of the tokens."""
+    asked = parameters(num_gpu_blocks_override=tokens)
+    result = plan(find_model("openai/gpt-oss-20b"), find_gpu("h100"), 1, asked)
+    assert result.verdict == verdict
+    before = parameters("0.5.15", num_gpu_blocks_override=tokens)
+    assert plan(find_model("openai/gpt-oss-20b"), find_gpu("h100"), 1, before).verdict == "fits"

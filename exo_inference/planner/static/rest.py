@@ -64,6 +64,9 @@ def rest_problems(setting: Setting, stage: Stage) -> list[Problem]:
     if states is not None and surely is not None and surely < each:
         detail = f"the pool for states holds {states} at best, one running request takes {each}"
         return [Problem(state_blocks.CODE, detail, refuses=states < each)]
+    windows = _window_problems(setting, stage)
+    if windows:
+        return windows
     share, before = setting.memory_share, stage.components[1].num_bytes
     rest = (1 - share) * (setting.found_bytes - before / max(share, 0.01))
     table = table_bytes(setting, stage)
@@ -79,6 +82,25 @@ def rest_problems(setting: Setting, stage: Stage) -> list[Problem]:
         return []
     detail = f"{beside}, and {named} of them: steps and graphs may run out of memory; {step}"
     return [Problem(GRAPHS_CODE, detail, refuses=False)]
+
+
+def _window_problems(setting: Setting, stage: Stage) -> list[Problem]:
+    """Say where the pool for windows holds none (srt/model_executor/pool_configurator.py `_solve_pool_sizes`, since 0.5.16)."""
+    static, layout, kv = setting.rules.static_share, stage.layout, setting.kv
+    windows = [spec.window for spec in stage.specs if spec.kind in (KvKind.SLIDING, KvKind.CHUNKED)]
+    if static is None or not static.checks_windows or layout is None or not windows:
+        return []
+    if kv.window_share == 1:
+        return []
+    least, page = max(windows) + kv.block_size, kv.block_size
+    most, surely = (
+        int(max(0, size) // layout.bytes_per_block * page * kv.window_share) // page * page
+        for size in (stage.high, stage.low)
+    )
+    if surely > least:
+        return []
+    detail = f"the pool for windows holds {most:,} tokens at best, one request takes more than {least:,}, a window and a page"
+    return [Problem("memory", detail, refuses=most <= least)]
 
 
 def type_notes(setting: Setting) -> tuple[str, ...]:

@@ -39,7 +39,10 @@ class StaticShare:
         by_memory: MiB that a GPU has less than, and the GiB left free with one for so many GPUs beside them; where this is
             there, steps and graphs have no part in it (to 0.5.2).
         windowed: model types whose layers with windows have a pool of their own; others' keep every token.
+        whole_on_blackwell: those of them whose layers keep every token all the same with TensorRT-LLM's kernels, which
+            compute capability 10 has by default (0.5.8 and 0.5.9: srt/server_args.py, "TODO: support swa kv indices translation").
         window_share: tokens of that pool for each token of the other.
+        checks_windows: it does not start where that pool holds no more than a window and a page.
         state_share: bytes for states (Mamba, linear attention) for each byte of the cache beside them; None where
             they were shared out otherwise.
         stateful: model types with states that it has classes for.
@@ -55,7 +58,9 @@ class StaticShare:
     by_ranks: tuple[tuple[int, float], ...] = ()
     by_memory: tuple[tuple[float, float, float], ...] = ()
     windowed: frozenset[str] = frozenset()
+    whole_on_blackwell: frozenset[str] = frozenset()
     window_share: float = 0.8
+    checks_windows: bool = False
     state_share: float | None = 0.9
     stateful: frozenset[str] = frozenset()
     buffered: frozenset[str] = frozenset()
@@ -79,6 +84,13 @@ class StaticShare:
             return None
         is_known = model.model_type in self.stateful and self.state_share is not None
         return None if is_known else "its states are not planned for this engine"
+
+    def tokens_in_windows(self, model: Architecture, gpu: Gpu) -> float:
+        """Return how many tokens a layer with a window keeps for each token of the others."""
+        capability = gpu.capability
+        is_tensorrt = capability is not None and int(capability) == 10
+        is_whole = is_tensorrt and model.model_type in self.whole_on_blackwell
+        return self.window_share if model.model_type in self.windowed and not is_whole else 1.0
 
     def states_each(self, model: Architecture) -> int:
         """Return how many states of its pool a running request takes."""
@@ -138,7 +150,7 @@ def static_share(version: Version) -> StaticShare:
     batches = (
         (20 * _K, 8, 8), (35 * _K, *small), (60 * _K, 32, 160), (160 * _K, 256, 512), (float("inf"), 512, 512),
     )  # fmt: skip
-    windowed = frozenset[str]()
+    windowed = _WINDOWED_IN_8 if version >= (0, 5, 8) else frozenset[str]()
     if version >= (0, 5, 9):
         windowed = _WINDOWED_SINCE_12 if version >= (0, 5, 12) else _WINDOWED
     if version >= (0, 5, 15):
@@ -146,6 +158,8 @@ def static_share(version: Version) -> StaticShare:
     return StaticShare(
         graph_batches=batches,
         windowed=windowed,
+        whole_on_blackwell=frozenset({"gpt_oss"} if version < (0, 5, 10) else ()),
+        checks_windows=version >= (0, 5, 16),
         state_share=0.9 if version >= (0, 5, 4) else None,
         stateful=_BUFFERED | {"kimi_k3", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h_omni"},
         buffered=_buffered(version),
@@ -163,6 +177,7 @@ _BY_MEMORY = (
 _BUFFERED = frozenset(
     {"falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_next"}
 )
+_WINDOWED_IN_8 = frozenset({"gpt_oss", "llama4", "llama4_text"})
 _WINDOWED = frozenset({"gpt_oss", "llama4", "llama4_text", "mimo_v2_flash", "step3p5"})
 _WINDOWED_SINCE_12 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
 
