@@ -70,8 +70,9 @@ class VllmMeaning:
         values: values that vLLM spells otherwise.
         others: flags that change what weights take, in ways not known here.
         other_values: values of flags that do.
-        of_cache: flags that change what the cache takes; `of_windows` only where layers have windows, `of_states` only
-            where they have states.
+        of_traits: flags that change what the cache or weights take in ways not known here, of models that have a trait: `windows`
+            with a pool of their own, `states`, `images` beside text, `text-first` where images are read only if asked, an `index`
+            that attention looks up.
         of_share: flags that have a part in the share of memory that the engine takes where no flag says it.
     """
 
@@ -79,9 +80,7 @@ class VllmMeaning:
     values: Mapping[str, str]
     others: frozenset[str]
     other_values: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    of_cache: frozenset[str] = frozenset()
-    of_windows: frozenset[str] = frozenset()
-    of_states: frozenset[str] = frozenset()
+    of_traits: Mapping[str, frozenset[str]] = field(default_factory=dict)
     of_share: frozenset[str] = frozenset()
 
     def name_of(self, setting: str) -> str:

@@ -83,26 +83,42 @@ ENGINE = ClusterEngine(
                 "json-model-override-args",
                 "decrypted-config-file",
                 "speculative-algorithm",
+                "moe-a2a-backend",
+                "enable-dsa-prefill-context-parallel",
+                "enable-lora",
+                "lora-paths",
+                "is-embedding",
+                "dllm-algorithm",
+                "multi-item-scoring-delimiter",
             }
         ),
-        other_values={"load-format": frozenset({"bitsandbytes", "gguf"})},
-        of_cache=frozenset({"enable-lora", "lora-paths"}),
-        of_windows=frozenset(
-            {
-                "swa-full-tokens-ratio",
-                "disable-hybrid-swa-memory",
-                "attention-backend",
-                "decode-attention-backend",
-                "enable-hierarchical-cache",
-            }
-        ),
-        of_states=frozenset(
-            {
-                "disable-radix-cache",
-                "mamba-full-memory-ratio",
-                "max-mamba-cache-size",
-            }
-        ),
+        other_values={
+            "load-format": frozenset({"bitsandbytes", "gguf"}),
+            "model-impl": frozenset({"transformers", "mindspore"}),
+        },
+        of_traits={
+            "windows": frozenset(
+                {
+                    "swa-full-tokens-ratio",
+                    "disable-hybrid-swa-memory",
+                    "disable-radix-cache",
+                    "enable-hierarchical-cache",
+                }
+            ),
+            "states": frozenset(
+                {
+                    "disable-radix-cache",
+                    "disable-overlap-schedule",
+                    "mamba-full-memory-ratio",
+                    "mamba-scheduler-strategy",
+                    "max-mamba-cache-size",
+                    "max-total-tokens",
+                }
+            ),
+            "images": frozenset({"mm-enable-dp-encoder"}),
+            "text-first": frozenset({"enable-multimodal"}),
+            "index": frozenset({"dsa-prefill-backend", "dsa-decode-backend"}),
+        },
         of_share=frozenset(
             {
                 "cuda-graph-max-bs",
@@ -114,7 +130,7 @@ ENGINE = ClusterEngine(
                 "piecewise-cuda-graph-tokens",
                 "enable-torch-compile",
                 "enable-symm-mem",
-                "moe-a2a-backend",
+                "enable-two-batch-overlap",
             }
         ),
     ),

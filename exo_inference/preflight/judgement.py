@@ -37,8 +37,8 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.flags import read_flags, read_settings
+from exo_inference.preflight.other_engines import Start, size
 from exo_inference.preflight.other_engines import advise as advise_other
-from exo_inference.preflight.other_engines import size
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
@@ -199,31 +199,33 @@ def _judge_other(
     engine: ClusterEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
 ) -> Judgement:
     """Judge what takes no flags of vLLM."""
-    if subject.model is None or subject.gpu is None:
+    start = _start(engine, subject, reading)
+    if start is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    found = size(
-        engine, subject.flags, reading, subject.model, subject.gpu, subject.gpu_count,
-        free_bytes=subject.free_bytes,
-    )  # fmt: skip
+    found = size(start)
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
     others = _not_reported(found.problems, rules, reading)
     return Judgement(subject, tuple(rules), found, others)
 
 
+def _start(engine: ClusterEngine, subject: Subject, reading: Reading) -> Start | None:
+    if subject.model is None or subject.gpu is None:
+        return None
+    return Start(
+        engine=engine, flags=subject.flags, reading=reading, model=subject.model, gpu=subject.gpu,
+        gpu_count=subject.gpu_count, free_bytes=subject.free_bytes,
+    )  # fmt: skip
+
+
 def _with_ways_out(
     judged: Judgement, engine: ClusterEngine, reading: Reading, other_gpus: tuple[Gpu, ...] | None
 ) -> Judgement:
     """Add the ways out that are known of an engine that takes no flags of vLLM."""
-    subject = judged.subject
-    is_short = judged.verdict in (Verdict.REFUSED, Verdict.TIGHT)
-    if not is_short or subject.model is None or subject.gpu is None:
+    start = _start(engine, judged.subject, reading)
+    if start is None or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
         return judged
-    ways = advise_other(
-        engine, subject.flags, reading, subject.model, subject.gpu, subject.gpu_count,
-        other_gpus=other_gpus,
-    )  # fmt: skip
-    return replace(judged, advice=ways)
+    return replace(judged, advice=advise_other(start, other_gpus=other_gpus))
 
 
 def _not_reported(

@@ -9,7 +9,7 @@ figures would be another engine's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
@@ -24,7 +24,7 @@ from exo_inference.planner import (
     plan,
 )
 from exo_inference.planner import advise as planner_advise
-from exo_inference.planner.engine_rules import PLANNED
+from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
@@ -32,50 +32,63 @@ from exo_inference.planner.problem import Problem
 _GIB = 2**30
 
 
-def size(
-    engine: ClusterEngine,
-    flags: Sequence[str],
-    reading: Reading,
-    model: Architecture,
-    gpu: Gpu,
-    gpu_count: int,
-    *,
-    free_bytes: int | None = None,
-) -> Plan | str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What is to start: a model with an engine's flags, read already, on GPUs of a kind.
+
+    Attributes:
+        free_bytes: memory free on each GPU before, where that is known.
+    """
+
+    engine: ClusterEngine
+    flags: Sequence[str]
+    reading: Reading
+    model: Architecture
+    gpu: Gpu
+    gpu_count: int
+    free_bytes: int | None = None
+
+    @property
+    def written(self) -> EngineParameters:
+        """The flags as they were given, which no planner reads."""
+        name, version = self.engine.name, self.engine.version
+        return EngineParameters(engine=name, engine_version=version, others=tuple(self.flags))
+
+    def own_parameters(self, settings: Mapping[str, Any]) -> EngineParameters:
+        """Return what the planner reads of an engine that it has rules of."""
+        name, version = self.engine.name, self.engine.version
+        return EngineParameters.of(settings, engine=name, engine_version=version)
+
+
+def size(start: Start) -> Plan | str:
     """Return a plan by the engine's own rules, where it has some; else a refusal of weights, or what is known in words."""
-    settings = translate(engine, reading)
+    settings = translate(start.engine, start.reading)
     if isinstance(settings, str):
         return settings
-    lack = _find_lack(engine, reading, model)
+    lack = _find_lack(start)
     if lack is None:
-        own = _own_parameters(engine, settings)
-        found = plan(model, gpu, gpu_count, own, free_bytes=free_bytes)
+        own = start.own_parameters(settings)
+        found = plan(start.model, start.gpu, start.gpu_count, own, free_bytes=start.free_bytes)
         if found.verdict is not Verdict.UNKNOWN:
-            notes = (*found.notes, *_length_notes(found, own, model))
-            return replace(found, parameters=_as_written(engine, flags), notes=notes)
+            notes = (*found.notes, *_length_notes(found, own, start.model))
+            return replace(found, parameters=start.written, notes=notes)
         lack = found.problems[0].detail
-    weights = _size_weights(engine, flags, EngineParameters.of(settings), model, gpu, gpu_count)
-    if isinstance(weights, Plan) or engine.name not in PLANNED:
+    weights = _size_weights(start, settings)
+    if isinstance(weights, Plan) or start.engine.name not in PLANNED:
         return weights
-    return f"not sized for {engine.title}: {lack}"
+    return f"not sized for {start.engine.title}: {lack}"
 
 
-def advise(
-    engine: ClusterEngine,
-    flags: Sequence[str],
-    reading: Reading,
-    model: Architecture,
-    gpu: Gpu,
-    gpu_count: int,
-    *,
-    other_gpus: tuple[Gpu, ...] | None = None,
-) -> tuple[Advice, ...]:
+def advise(start: Start, *, other_gpus: tuple[Gpu, ...] | None = None) -> tuple[Advice, ...]:
     """Return ways out of what may not fit, where the engine is planned by its own rules."""
-    settings = translate(engine, reading)
-    if isinstance(settings, str) or _find_lack(engine, reading, model) is not None:
+    settings = translate(start.engine, start.reading)
+    if isinstance(settings, str) or _find_lack(start) is not None:
         return ()
-    parameters, written = _own_parameters(engine, settings), _as_written(engine, flags)
-    found = planner_advise(model, gpu, gpu_count, parameters, other_gpus=other_gpus)
+    found = planner_advise(
+        start.model, start.gpu, start.gpu_count, start.own_parameters(settings),
+        other_gpus=other_gpus, free_bytes=start.free_bytes,
+    )  # fmt: skip
+    written = start.written
     return tuple(replace(each, plan=replace(each.plan, parameters=written)) for each in found)
 
 
@@ -107,15 +120,16 @@ def translate(engine: ClusterEngine, reading: Reading) -> dict[str, Any] | str:
     return settings
 
 
-def _find_lack(engine: ClusterEngine, reading: Reading, model: Architecture) -> str | None:
+def _find_lack(start: Start) -> str | None:
     """Return why only weights can be told; None where the engine's own rules tell all."""
-    meaning, found = engine.meaning, reading.values
+    engine, found = start.engine, start.reading.values
+    meaning = engine.meaning
     if meaning is None or engine.name not in PLANNED:
         return "what it needs beside its weights is not known"
-    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    changing = set(meaning.of_cache)
-    changing |= meaning.of_windows if kinds & {KvKind.SLIDING, KvKind.CHUNKED} else set()
-    changing |= meaning.of_states if KvKind.STATE in kinds else set()
+    traits = set(_traits(start))
+    changing = {
+        name for trait, names in meaning.of_traits.items() if trait in traits for name in names
+    }
     for name in found:
         if name in changing:
             return f"what --{name} means for its cache is not known"
@@ -129,8 +143,20 @@ def _find_lack(engine: ClusterEngine, reading: Reading, model: Architecture) -> 
     return None
 
 
-def _own_parameters(engine: ClusterEngine, settings: Mapping[str, Any]) -> EngineParameters:
-    return EngineParameters.of(settings, engine=engine.name, engine_version=engine.version)
+def _traits(start: Start) -> Iterator[str]:
+    """Yield what a model has that flags of its engine are about."""
+    model, static = start.model, rules_for(start.engine.name, start.engine.version).static_share
+    specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
+    if static is not None and model.model_type in static.windowed:
+        yield "windows"
+    if static is not None and model.model_type in static.text_first:
+        yield "text-first"
+    if any(spec.kind is KvKind.STATE for spec in specs):
+        yield "states"
+    if any(spec.is_sparse for spec in specs):
+        yield "index"
+    if model.vision is not None:
+        yield "images"
 
 
 def _length_notes(found: Plan, parameters: EngineParameters, model: Architecture) -> Iterator[str]:
@@ -141,20 +167,10 @@ def _length_notes(found: Plan, parameters: EngineParameters, model: Architecture
         yield f"a request of more than {found.max_model_len:,} tokens, of the {asked:,} of the context, is answered with an error"
 
 
-def _as_written(engine: ClusterEngine, flags: Sequence[str]) -> EngineParameters:
-    return EngineParameters(engine=engine.name, engine_version=engine.version, others=tuple(flags))
-
-
-def _size_weights(
-    engine: ClusterEngine,
-    flags: Sequence[str],
-    parameters: EngineParameters,
-    model: Architecture,
-    gpu: Gpu,
-    gpu_count: int,
-) -> Plan | str:
+def _size_weights(start: Start, settings: Mapping[str, Any]) -> Plan | str:
     """Return the refusal of weights that are more than the memory; else what is known, in words."""
-    found = plan(model, gpu, gpu_count, parameters)
+    engine = start.engine
+    found = plan(start.model, start.gpu, start.gpu_count, EngineParameters.of(settings))
     if found.basis is None:
         return f"not sized for {engine.title}: {found.problems[0].detail}"
     weights, total = found.weights_bytes_per_gpu, found.total_bytes_per_gpu
@@ -166,8 +182,7 @@ def _size_weights(
     text = (
         f"the weights alone take {weights / _GIB:.1f} GiB of each GPU, found {total / _GIB:.1f} GiB"
     )
-    own = _as_written(engine, flags)
-    empty = Plan(found.model, found.gpu, found.gpu_count, own, Verdict.REFUSED)
+    empty = Plan(found.model, found.gpu, found.gpu_count, start.written, Verdict.REFUSED)
     return replace(
         empty, problems=(Problem("memory", text),), ranks=found.ranks, total_bytes_per_gpu=total,
         components=tuple(each for each in found.components if each.name == "weights"),

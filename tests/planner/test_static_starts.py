@@ -56,7 +56,7 @@ def test_nor_are_they_planned_for_a_deployment() -> None:
     known = {flag.name for flag in engine.flags.by_spelling.values()}
     unplanned = {name.replace("_", "-") for name in rules_for("sglang", "0.5.17").unplanned}
     meaning = engine.meaning
-    told = meaning.others | meaning.of_cache | meaning.of_windows | meaning.of_states
+    told = meaning.others.union(*meaning.of_traits.values())
     assert unplanned & known <= told
     assert (told | meaning.of_share | set(meaning.settings) | set(meaning.other_values)) <= known
 

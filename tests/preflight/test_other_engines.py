@@ -71,6 +71,10 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
         ("sglang", ("--cpu-offload-gb", "100")),
         ("sglang", ("--load-format", "bitsandbytes")),
         ("sglang", ("--speculative-algorithm", "EAGLE")),
+        ("sglang", ("--enable-lora",)),
+        ("sglang", ("--is-embedding",)),
+        ("sglang", ("--moe-a2a-backend=deepep", "--mem-fraction-static=0.8")),
+        ("sglang", ("--model-impl=transformers",)),
         ("tgi", ("--quantize", "bitsandbytes-nf4")),
         ("tensorrt-llm", ("--free_gpu_memory_fraction", "0.5")),
     ],
@@ -175,16 +179,24 @@ def test_tokens_are_given_in_pages() -> None:
     [
         (SMALL, "--disable-radix-cache", False),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--disable-radix-cache", True),
-        (SMALL, "--attention-backend=triton", False),
-        ("openai/gpt-oss-20b", "--attention-backend=triton", True),
-        (SMALL, "--enable-lora", True),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--disable-overlap-schedule", True),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--max-total-tokens=300000", True),
+        ("openai/gpt-oss-20b", "--attention-backend=triton", False),
+        ("openai/gpt-oss-20b", "--disable-radix-cache", True),
+        ("google/gemma-3-27b-it", "--disable-radix-cache", False),
+        ("google/gemma-3-27b-it", "--enable-multimodal", True),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "--enable-multimodal", False),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "--mm-enable-dp-encoder", True),
+        (SMALL, "--dsa-decode-backend=fa3", False),
     ],
 )
 def test_flags_of_the_cache_count_where_the_model_has_such_layers(
     model: str, flag: str, *, is_told: bool
 ) -> None:
     judged = judge(replace(subject("sglang", flag, model=model), gpu=find_gpu("b300")))
-    assert any("means for its cache is not known" in note for note in judged.notes) is is_told
+    told = any("means for its cache is not known" in note for note in judged.notes)
+    assert told is is_told
+    assert (judged.plan is None) is is_told
 
 
 def test_weights_refuse_where_nothing_else_is_known() -> None:
@@ -203,3 +215,19 @@ def test_a_wrong_length_is_told_once_and_where_it_is() -> None:
 def test_a_wrong_size_is_told_once() -> None:
     told = to_wire(judge(subject("sglang", "--tp=2")))
     assert len(told.problems) == 1
+
+
+def test_ways_out_count_on_what_others_leave_free() -> None:
+    """On the same kind of GPU there is as little; of another kind all is free."""
+    flags = ("--context-length=8192", "--max-running-requests=8", "--mem-fraction-static=0.6")
+    asked = replace(subject("sglang", *flags), gpu=find_gpu("h100"), free_bytes=17 * 2**30)
+    judged = judge(asked)
+    assert judged.verdict is Verdict.REFUSED
+    sizes = {
+        (each.plan.gpu, each.plan.gpu_count): each.plan.budget_bytes_per_gpu
+        for each in judged.advice
+    }
+    own = judged.plan.gpu if judged.plan is not None else ""
+    assert sizes[own, 2] == int(0.6 * 17 * 2**30)
+    assert any(size > 17 * 2**30 for (kind, _), size in sizes.items() if kind != own)
+    assert judge(replace(asked, gpu_count=2)).verdict is Verdict.FITS
