@@ -3,9 +3,10 @@
     python -m scripts.static_starts.calibrate --starts STARTS.json [--check]
 
 writes `planner/catalog/static_overheads.json`, or says whether it would differ. Set are the starts of the calibration half
-(`scripts/planner_halves.py`); a constant is the middle of what was not free before the weights, by how ranks are joined,
-and its band reaches from the least to the most, or where few say it from half to twice of it. Where a start does not print
-what was free, its cache says it. Starts on the same kind and number of GPUs say much the same: together they are one.
+(`scripts/planner_halves.py`); a constant is the middle of what was not free before the weights, by how ranks are joined.
+Its band reaches from the least to the most machine, where they are five or more. Fewer say little of their spread: they have
+that of all constants, and a band that holds the next machine nine times in ten (Student's t). Where a start does not print what
+was free, its cache says it. Starts on the same kind and number of GPUs say much the same: together they are one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from exo_inference.errors import UsageError
 from exo_inference.planner.accuracy.cases import (
     is_inferred,
+    is_of_other_maker,
     model_name,
     stated_gpu,
     stated_parameters,
@@ -85,6 +87,8 @@ def left_by_loading(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]
         printed, gpu = case["observed"].get("weights_gib_per_gpu"), stated_gpu(case)
         if printed is None or is_inferred(case, "model") or unstated_flags(case):
             continue
+        if is_of_other_maker(case):
+            continue
         try:
             model = find_model(model_name(str(case["model"])))
             parameters = stated_parameters(case, stated_version(case) or _ANY)
@@ -112,18 +116,35 @@ _ANY = "0.5.12"
 
 
 def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
-    """Return the constants; one that few kinds of machines set may be half of that, or twice."""
+    """Return the constants, each with the band that the next machine lies in nine times in ten."""
+    groups = sorted((missing_before(cases) | left_by_loading(cases)).items())
+    share, freedom = _spread([values for _, values in groups])
     found = {}
-    for name, values in sorted((missing_before(cases) | left_by_loading(cases)).items()):
+    for name, values in groups:
         middle = statistics.median(values)
         low, high = min(values), max(values)
-        if len(values) < _FEW:
+        if len(values) < _FEW and not freedom:
             low, high = min(low, middle / 2), max(high, 2 * middle)
+        elif len(values) < _FEW:
+            wide = _T[min(freedom, len(_T)) - 1] * share * middle * (1 + 1 / len(values)) ** 0.5
+            low, high = max(0.0, min(low, middle - wide)), max(high, middle + wide)
         found[name] = Measured(round(middle, 3), round(low, 3), round(high, 3), len(values))
     return found
 
 
 _FEW = 5
+_T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""Student's t that 95 % lie below, and so 90 % of both sides within, from one degree of freedom on."""
+
+
+def _spread(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Return the deviation of a machine as a share of its constant, pooled over all, and how many degrees of freedom say it."""
+    squares, freedom = 0.0, 0
+    for values in groups:
+        mean = statistics.fmean(values)
+        squares += sum((value / mean - 1) ** 2 for value in values)
+        freedom += len(values) - 1
+    return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

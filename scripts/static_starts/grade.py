@@ -43,8 +43,9 @@ _CALIBRATION = """## The calibration half
 _CONSTANTS = """## The constants
 
 What was not free before the weights were loaded, and what loading left beside them. Starts on the same kind and number of GPUs
-are one machine. A band reaches from the least to the most, and where fewer than five machines set a constant at least from half of it
-to twice. Over an NVLink switch no start of the calibration half sets one: it is what NCCL held for vLLM's ranks.
+are one machine. A band reaches from the least to the most; where fewer than five machines set a constant, it holds the next one
+nine times in ten, by Student's t and the spread that machines have around all of these constants, as shares of them. Over an NVLink
+switch no start of the calibration half sets one: it is what NCCL held for vLLM's ranks.
 
 | constant | machines | value | between |
 | --- | ---: | ---: | ---: |
@@ -58,7 +59,8 @@ _RULES = """## How it is graded
   decoding, attention in data-parallel ranks or experts on the CPU, and forks, are not graded.
 - That loading leaves something was seen on starts of both halves; the calibration half set how much. All other rules
   were read in the source.
-- Figures of SGLang on AMD's GPUs and Ascend grade blocks alone, from the printed memory.
+- Figures of SGLang on AMD's GPUs and Ascend grade blocks alone, from the printed memory: it is planned for NVIDIA's. What its weights
+  take there has a row of its own, without a limit or a band.
 """
 
 

@@ -217,6 +217,15 @@ def stated_gpu(case: Mapping[str, Any]) -> Gpu | None:
 
 
 _AMD = re.compile(r"AMD|Radeon|RX |MI\d", re.IGNORECASE)
+_OTHER_MAKERS = re.compile(rf"{_AMD.pattern}|Ascend|Gaudi", re.IGNORECASE)
+
+
+def is_of_other_maker(case: Mapping[str, Any]) -> bool:
+    """Whether the GPU that a case names is not NVIDIA's."""
+    gpu = stated_gpu(case)
+    if gpu is not None and gpu.key != "stated":
+        return gpu.vendor not in ("nvidia", "cpu")
+    return _OTHER_MAKERS.match(str(case.get("gpu") or "")) is not None
 
 
 _SAMPLER_OF = {"package": "torch", "image": "flashinfer"}

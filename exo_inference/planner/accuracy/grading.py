@@ -18,6 +18,7 @@ from exo_inference.errors import UsageError
 from exo_inference.planner.accuracy.cases import (
     is_inferred,
     is_kv_type_unstated,
+    is_of_other_maker,
     model_name,
     printed_tokens,
     stated_gpu,
@@ -37,6 +38,7 @@ from exo_inference.planner.verdict import Plan, Verdict
 LIMITS: Mapping[str, tuple[float | None, float | None]] = {
     "weights, known checkpoint": (0.01, 0.05),
     "weights, derived checkpoint": (None, None),
+    "weights, another maker's GPU": (None, None),
     "available KV memory": (0.06, None),
     "KV capacity in tokens": (0.06, None),
     "KV tokens from the printed KV memory": (0.01, None),
@@ -216,7 +218,8 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     if any(problem.code == "draft-model" for problem in result.problems):
         grades.not_graded.append((name, "everything", "its draft model is not known"))
         return
-    _grade_weights(name, model, result, observed, stage, grades)
+    is_foreign = rules.static_share is not None and is_of_other_maker(case)
+    _grade_weights(name, model, result, observed, stage, grades, is_foreign=is_foreign)
     _grade_printed_memory(name, model, case, parameters, version, grades)
     is_old = version is not None and rules.version < rules.oldest
     if is_old and not grades.includes_unstated:
@@ -263,6 +266,8 @@ def _grade_weights(
     observed: Mapping[str, Any],
     stage: int | None,
     grades: Grades,
+    *,
+    is_foreign: bool,
 ) -> None:
     printed = observed.get("weights_gib_per_gpu")
     if printed is None:
@@ -272,6 +277,10 @@ def _grade_weights(
     predicted = (size + (draft.num_bytes if draft else 0)) / GIB
     is_derived = any(note.startswith("derived from") for note in model.notes)
     quantity = "weights, derived checkpoint" if is_derived else "weights, known checkpoint"
+    if is_foreign:  # on which nobody is told a figure: what is graded is NVIDIA's
+        quantity = "weights, another maker's GPU"
+        grades.graded.append(Graded(name, quantity, predicted, float(printed)))
+        return
     whole = result.component("weights")
     low, high = predicted, predicted
     if whole is not None and whole.num_bytes:
