@@ -23,6 +23,7 @@ class EngineFacts:
         has_model_rules: its flags are held against model and GPU (`engines/model_rules.py`).
         stages_nodes: on several nodes it is started with a pipeline stage on each, unless flags say otherwise.
         loads_gguf: it loads `*.gguf` files alone; others load safetensors.
+        serves_shorter: it starts with a context that its cache does not hold, and refuses longer requests alone.
         needs_tokenizer_json: it reads no other form of a tokenizer.
     """
 
@@ -32,6 +33,7 @@ class EngineFacts:
     has_model_rules: bool = False
     stages_nodes: bool = False
     loads_gguf: bool = False
+    serves_shorter: bool = False
     needs_tokenizer_json: bool = False
 
 
@@ -40,7 +42,7 @@ _FACTS: Mapping[str, EngineFacts] = {
         title="exo-engine", is_ours=True, takes_vllm_flags=True, needs_tokenizer_json=True
     ),
     "llama-cpp": EngineFacts(title="llama.cpp", loads_gguf=True),
-    "sglang": EngineFacts(title="SGLang"),
+    "sglang": EngineFacts(title="SGLang", serves_shorter=True),
     "tensorrt-llm": EngineFacts(title="TensorRT-LLM"),
     "tgi": EngineFacts(title="Text Generation Inference"),
     "vllm": EngineFacts(

@@ -188,7 +188,8 @@ def _cache_override(setting: Setting) -> str:
             f"; --kv-cache-memory-bytes asks for {_gib(parameters.kv_cache_memory_bytes)} instead"
         )
     if parameters.num_gpu_blocks_override is not None:
-        return f"; --num-gpu-blocks-override allows {parameters.num_gpu_blocks_override} blocks"
+        flag = setting.rules.flag("num-gpu-blocks-override")
+        return f"; {flag} allows {parameters.num_gpu_blocks_override} blocks"
     if setting.gpu.vendor == "cpu":
         return "; exo-engine takes 1 GiB, or half of what is free where that is less"
     if setting.rules.caps_cache:

@@ -324,3 +324,13 @@ def test_a_pool_that_holds_no_window_refuses(tokens: int, verdict: str) -> None:
     assert result.verdict == verdict
     before = parameters("0.5.15", num_gpu_blocks_override=tokens)
     assert plan(find_model("openai/gpt-oss-20b"), find_gpu("h100"), 1, before).verdict == "fits"
+
+
+def test_the_arithmetic_names_flags_as_sglang_calls_them() -> None:
+    asked = parameters(num_gpu_blocks_override=4000)
+    steps = explain(plan(find_model("openai/gpt-oss-20b"), find_gpu("h100"), 1, asked))
+    text = " ".join(f"{each.title} {each.formula} {each.result} {each.source}" for each in steps)
+    assert "--max-total-tokens allows 4000 blocks" in text
+    assert "vLLM" not in text
+    for flag in ("num-gpu-blocks", "max-num-seqs", "max-model-len", "gpu-memory-utilization"):
+        assert flag not in text

@@ -87,8 +87,9 @@ def per_gpu(plan: DeploymentPlan) -> str:
 
 
 def lacks_cache(plan: DeploymentPlan) -> bool:
-    """Whether one request of full length may not fit."""
-    return plan.available_kv_bytes_low < max(1, plan.needed_kv_bytes_per_gpu)
+    """Whether what the engine starts with may not fit: one request of full length, or any at all."""
+    is_shortened = facts_of(plan.engine).serves_shorter
+    return plan.available_kv_bytes_low < max(1, 0 if is_shortened else plan.needed_kv_bytes_per_gpu)
 
 
 def gpus(plan: DeploymentPlan) -> str:

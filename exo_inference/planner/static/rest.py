@@ -100,7 +100,7 @@ def _window_problems(setting: Setting, stage: Stage) -> list[Problem]:
     if surely > least:
         return []
     detail = f"the pool for windows holds {most:,} tokens at best, one request takes more than {least:,}, a window and a page"
-    return [Problem("memory", detail, refuses=most <= least)]
+    return [Problem(state_blocks.CODE, detail, refuses=most <= least)]
 
 
 def type_notes(setting: Setting) -> tuple[str, ...]:

@@ -58,3 +58,22 @@ def test_a_comparison_has_no_columns_that_hold_nothing(exo: Exo) -> None:
     assert "where longest is less, at once is of that length" in words
     alike = exo("ai", "deployment", "plan", *flags, "--compare=gpu3").out
     assert "where longest is less" not in alike
+
+
+def test_a_tight_plan_of_sglang_says_why_it_may_not_start(exo: Exo) -> None:
+    """A request that is longer than the cache is no such reason."""
+    flags = (
+        "--model-name",
+        "Qwen/Qwen3-8B",
+        "--gpu-type",
+        "gpua5000",
+        "--inference-engine",
+        "sglang",
+        "--offline",
+    )
+    asked = ("--inference-engine-params", "--mem-fraction-static=0.93 --context-length=40960")
+    result = exo("ai", "deployment", "plan", *flags, *asked)
+    assert result.out.startswith("Tight: ")
+    assert "needs 5.6" not in result.out
+    assert "It may not start: 1." in result.err
+    assert "steps and graphs may run out of memory" in result.err
