@@ -67,7 +67,7 @@ class EngineRules:
         counts_rotary: the rotary tables are there when the cache is sized.
         keeps_rotary_exact: they are in float32, and no longer than the context (SGLang's layers/rotary_embedding, base.py and
             mrope.py, 0.4.9 to 0.5.17).
-        pads_experts: a kernel pads experts in MXFP4 (vLLM's Marlin).
+        pads_experts: kernels pad experts in MXFP4.
         profiles_encoder: the profile run encodes images.
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
         advised_quantization: value of --quantization that makes plain weights smaller while loading.
@@ -315,6 +315,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         latent_block=1,
         counts_rotary=True,
         keeps_rotary_exact=True,
+        pads_experts=True,
         quantizes=True,
         chooses_cache_type=True,
         spans_gpus=True,

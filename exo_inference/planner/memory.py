@@ -193,7 +193,7 @@ _EARLY_HOPPER = replace(_MARLIN, least=_HOPPER)
 
 
 def expert_padding(model: Architecture, rules: EngineRules, gpu: Gpu) -> ExpertPadding | None:
-    """Return how vLLM pads experts in MXFP4 on this GPU; None where it does not.
+    """Return how vLLM or SGLang pads experts in MXFP4 on this GPU; None where it does not.
 
     Source: `mxfp4_round_up_hidden_size_and_intermediate_size` (fused_moe/oracle/mxfp4.py @0.19.0; in
     quantization/mxfp4.py before). On Hopper, Triton's kernels, which its images have since 0.12, pad the packed
@@ -201,12 +201,26 @@ def expert_padding(model: Architecture, rules: EngineRules, gpu: Gpu) -> ExpertP
     """
     if not rules.pads_experts or model.moe is None or not model.pads_experts:
         return None
+    if rules.static_share is not None:
+        return _sglang_padding(gpu, rules)
     if gpu.capability is not None and 10 <= gpu.capability < 11:
         return _BLACKWELL
     if gpu.capability != 9.0 or rules.version < (0, 11, 0):
         return _MARLIN
     # Both were printed by starts of 0.11.0: 13.72 and 13.47 GiB for the 20B model.
     return _HOPPER if rules.version >= (0, 12, 0) else _EARLY_HOPPER
+
+
+def _sglang_padding(gpu: Gpu, rules: EngineRules) -> ExpertPadding:
+    """Return how SGLang does: FlashInfer's kernels on Blackwell, Triton's elsewhere, those on Hopper as vLLM's.
+
+    Source: `Mxfp4MoEMethod.create_weights` (srt/layers/quantization/mxfp4.py, 0.5.8 and 0.5.17).
+    """
+    capability = gpu.capability or 0.0
+    if capability >= 10:
+        multiple = 128 if rules.version >= (0, 5, 17) else 256
+        return ExpertPadding(hidden=multiple, width=multiple)
+    return _HOPPER if capability >= 9 else ExpertPadding(width=64)
 
 
 @lru_cache(maxsize=4096)

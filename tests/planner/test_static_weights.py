@@ -38,3 +38,24 @@ def test_the_table_is_explained_as_it_is_counted() -> None:
     result = plan(find_model("Qwen/Qwen3-8B"), find_gpu("h100"), 1, parameters)
     (weights,) = (step for step in explain(result) if step.title == "Weights")
     assert "of rotary tables (5,242,880 x 4 bytes)" in weights.formula
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "count", "hidden", "width"),
+    [
+        ("0.5.17", "b200", 1, 2944, 2944),
+        ("0.5.12", "b200", 1, 3072, 3072),
+        ("0.5.17", "rtx-pro-6000", 1, 2944, 2944),
+        ("0.5.17", "a100-80gb", 1, 2880, 2880),
+        ("0.5.17", "a100-80gb", 4, 2880, 4 * 768),  # 720 on each, in multiples of 64
+    ],
+)
+def test_experts_in_mxfp4_are_padded_as_the_kernel_of_the_gpu_asks(
+    version: str, gpu: str, count: int, hidden: int, width: int
+) -> None:
+    """gpt-oss-20b: 24 layers of 32 experts, three matrices of 2,880 x 2,880 each in 4.25 bits."""
+    parameters = EngineParameters(engine="sglang", engine_version=version)
+    result = plan(find_model("openai/gpt-oss-20b"), find_gpu(gpu), count, parameters)
+    (step,) = (each for each in explain(result) if each.title == "Weights: routed experts")
+    expected = 24 * 32 * 3 * hidden * width * 4.25 / 8 / count
+    assert step.result == f"{expected / 2**30:.2f} GiB"
