@@ -93,10 +93,12 @@ class Figure:
     def is_stated(self) -> bool:
         """Whether the source states the kind of GPU, and how the model was split: another kind has another speed.
 
-        A GPU that is held to less power than its own is another kind, and an engine that was patched another engine.
+        A GPU that is held to less power than its own is another kind, and an engine that was patched another engine, as
+        are those that are not vLLM: figures are estimated by its rules.
         """
         inferred = self.record.get("inferred") or ()
-        return _DECISIVE.isdisjoint(inferred) and _ANOTHER.isdisjoint(self.record)
+        is_own = self.record.get("engine", "vllm") == "vllm" and _ANOTHER.isdisjoint(self.record)
+        return is_own and _DECISIVE.isdisjoint(inferred)
 
     @property
     def is_cached(self) -> bool:

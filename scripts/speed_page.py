@@ -30,7 +30,8 @@ _RULES = """## How it is graded
 - A first token that came sooner than the GPU's whole arithmetic could compute its prompt is of a cached prompt, and is
   not graded. A figure whose kind of GPU, number of GPUs or split over them was inferred and not stated is neither set on
   nor graded: kinds of one name differ by a third in bandwidth. Where the cache holds fewer requests than were sent, fewer are decoded at once.
-- Nor is one of GPUs that are held to less power than their own, or of an engine that was patched to start.
+- Nor is one of GPUs that are held to less power than their own, of an engine that was patched to start, or of another
+  engine than vLLM, by whose rules all are estimated.
 - Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
   constant stays within three times of where it began, to which the square of its distance holds it, and figures that are more
   than twice off pull no harder.
@@ -150,7 +151,7 @@ _GROUPS: Mapping[str, Callable[[Figure], bool]] = {
     "dense": lambda each: each.inputs.model.moe is None,
     "mixtures of experts": lambda each: each.inputs.model.moe is not None,
     "vLLM's V0 engine": lambda each: each.inputs.rules.is_legacy,
-    "later releases, other engines": lambda each: not each.inputs.rules.is_legacy,
+    "later releases": lambda each: not each.inputs.rules.is_legacy,
     "AMD": lambda each: each.inputs.gpu.vendor == "amd",
 }
 

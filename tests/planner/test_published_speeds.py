@@ -67,7 +67,7 @@ def test_no_graded_figure_is_of_a_model_and_a_gpu_that_set_constants(
 ) -> None:
     seen = {(model_key(each.record), gpu_key(each.record)) for each in setting}
     assert not seen & {(model_key(each.record), gpu_key(each.record)) for each in graded}
-    assert min(len(setting), len(graded)) >= 0.4 * len(figures)
+    assert min(len(setting), len(graded)) >= 0.4 * (len(setting) + len(graded))
 
 
 def test_the_graded_half_comes_near(graded: list[Figure]) -> None:
@@ -136,6 +136,14 @@ def test_a_figure_whose_gpu_was_inferred_is_neither_set_on_nor_graded(
     inferred: list[str], is_used: bool
 ) -> None:
     figures = read_figures([RECORD | {"inferred": inferred}])
+    assert any(halves(figures)) is is_used
+
+
+@pytest.mark.parametrize(("engine", "is_used"), [("vllm", True), ("tensorrt-llm", False), ("sglang", False)])  # fmt: skip
+def test_figures_of_engines_by_other_rules_are_neither_set_on_nor_graded(
+    engine: str, is_used: bool
+) -> None:
+    figures = read_figures([RECORD | {"engine": engine}])
     assert any(halves(figures)) is is_used
 
 
