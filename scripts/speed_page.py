@@ -58,6 +58,9 @@ _RULES = """## How it is graded
 - Experts in MXFP4 that are unpacked to 16 bit compute their padding, and on compute capability 9 reach 0.61 of the others
   ([triton-lang/triton#6833](https://github.com/triton-lang/triton/pull/6833): 49 % of the stated rate beside 80 %); no figure of
   the calibration half is of such a model. That the graded ones were estimated too fast is why it was looked for.
+- To 0.11.2 attention over a cache in FP8 took as long to read as one in 16 bit: vLLM's docs said that it is no faster
+  (docs/features/quantization/quantized_kvcache.md). All six figures of the calibration half with such a cache and many
+  requests had come later than estimated.
 - Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
   0.6.6 are estimated as 0.6.6. What was left out, and why, stands in the file's `note`.
 """

@@ -72,6 +72,9 @@ class EngineRules:
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
         advised_quantization: value of --quantization that makes plain weights smaller while loading.
         chooses_cache_type: the cache may have another type than activations.
+        dequantizes_cache: attention makes 16 bit of a cache of 8 first, and is no faster ("no latency improvements as the
+            implementation does not yet include fused dequantization and attention operations", vLLM's
+            docs/features/quantization/quantized_kvcache.md to 0.11.2; no longer there in 0.25.0).
         cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
             is so, any device converts such a cache.
         halves_float32: a model in float32 runs in 16 bit.
@@ -143,6 +146,7 @@ class EngineRules:
     quantizes: bool = False
     advised_quantization: str | None = None
     chooses_cache_type: bool = False
+    dequantizes_cache: bool = False
     cache_scale_bytes: int = 0
     halves_float32: bool = False
     cpu_dtype: str | None = None
@@ -250,6 +254,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         profiles_encoder=True,
         quantizes=True,
         chooses_cache_type=True,
+        dequantizes_cache=version < (0, 12, 0),
         halves_float32=True,
         spans_gpus=True,
         fits_length=version >= (0, 19, 0),

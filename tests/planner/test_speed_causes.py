@@ -110,6 +110,25 @@ def test_v0_decodes_long_requests_without_graphs(
     assert (parts["kernel launches"] > 0) is is_launched
 
 
+@pytest.mark.parametrize(
+    ("version", "flags", "times"),
+    [
+        ("0.8.5", {"kv_cache_dtype": "fp8"}, 2),
+        ("0.11.2", {"kv_cache_dtype": "fp8"}, 2),
+        ("0.12.0", {"kv_cache_dtype": "fp8"}, 1),
+        ("0.11.2", {}, 1),
+    ],
+)
+def test_a_cache_in_fp8_is_read_no_sooner_than_in_16_bit_before_attention_takes_it(
+    version: str, flags: dict[str, Any], times: int
+) -> None:
+    """As docs/features/quantization/quantized_kvcache.md says to 0.11.2: "no latency improvements"."""
+    inputs = inputs_of("Qwen/Qwen3-8B", "H100", version=version, **flags)
+    parts = batch_times(inputs, 8, 1000, arithmetic(inputs)[1])
+    as_stored = 8 * 1000 * inputs.kv_bytes_per_token / inputs.bandwidth
+    assert parts["cache read"] == pytest.approx(times * as_stored)
+
+
 def test_narrow_slices_of_experts_compute_slower() -> None:
     def share_of_dense(count: int, **flags: Any) -> float:
         inputs = inputs_of("Qwen/Qwen3-235B-A22B", "H200", count, **flags)

@@ -30,6 +30,7 @@ def speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         max_num_batched_tokens=setting.max_num_batched_tokens,
         dtype=setting.dtype,
         rules=setting.rules,
+        cache_times=_cache_times(setting),
         offloaded_bytes=offloaded_bytes(
             setting.model, setting.ranks, setting.dtype_bytes, setting.padding, setting.offload
         ),
@@ -37,6 +38,11 @@ def speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         schedules_ahead=_schedules_ahead(setting),
         drafting=setting.drafting,
     )
+
+
+def _cache_times(setting: Setting) -> float:
+    """Return how many times its bytes the cache takes to read: as many as it has in 16 bit, where it is made that."""
+    return max(1.0, 2 / setting.kv.dtype_bytes) if setting.rules.dequantizes_cache else 1.0
 
 
 def _schedules_ahead(setting: Setting) -> bool:

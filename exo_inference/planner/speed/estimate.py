@@ -143,6 +143,7 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     touched = touched_share(model, tokens)
     reads = inputs.weights_bytes * touched * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
+    cached *= inputs.cache_times
     reached = inputs.constants.compute_reached(inputs.gpu)
     compute = product_seconds(inputs, tokens, flops) / ranks.tensor / reached
     return {

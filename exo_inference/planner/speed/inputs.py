@@ -28,6 +28,8 @@ class SpeedInputs:
     max_num_batched_tokens: int
     dtype: str
     rules: EngineRules
+    cache_times: float = 1.0
+    """How many times its bytes the cache takes to read."""
     offloaded_bytes: int = 0
     """Weights of a rank that stay in the host's memory (`--cpu-offload-gb`)."""
     is_eager: bool = False
