@@ -27,7 +27,8 @@ from scripts.speed_page import LeftOut, render, render_left_out
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "speeds.json"
 
 _SET = (
-    "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_experts", "latent", "switch", "bus", "bus_share", "step",
+    "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_groups",
+    "expert_launches", "latent", "switch", "bus", "bus_share", "step",
     "sequence", "prompt", "template", "waiting", "ahead", "old_step", "old_sequence", "old_prompt", "prompt_layer",
     "old_prompt_layer", "launch",
 )  # fmt: skip

@@ -31,7 +31,9 @@ class EngineRules:
         engine: as deployments name it; `title` for people.
         oldest: the first version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
-        routes_slowly: layers of experts have a larger floor than in later releases (before 0.12).
+        chooses_slowly: model types whose experts are chosen by groups (model_executor/models/deepseek_v2.py and
+            glm4_moe.py, `use_grouped_topk`) in several kernels: scores, biases and casts went into the one that
+            chooses with vllm-project/vllm#28124 (2025-11, before 0.12).
         schedules_ahead: the host schedules a step while the GPU computes the one before (vLLM since 0.14,
             config/vllm.py `async_scheduling`).
         parses_templates: its API parses the chat template anew for each request (vLLM 0.11.0 alone:
@@ -116,7 +118,7 @@ class EngineRules:
     cpu_batch: Batch | None = None
     small_batch_gpus: tuple[str, ...] = ()
     is_legacy: bool = False
-    routes_slowly: bool = False
+    chooses_slowly: frozenset[str] = frozenset()
     schedules_ahead: bool = True
     parses_templates: bool = False
     writes_itself: frozenset[str] = frozenset()
@@ -223,7 +225,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         version=version,
         oldest=(0, 6, 6),
         is_legacy=is_legacy,
-        routes_slowly=version < (0, 12, 0),
+        chooses_slowly=_GROUPED if version < (0, 12, 0) else frozenset(),
         schedules_ahead=version >= (0, 14, 0),
         parses_templates=(0, 11, 0) <= version < (0, 11, 1),
         writes_itself=frozenset({"gpt_oss"}),
@@ -263,6 +265,10 @@ def _vllm(version: Version, text: str) -> EngineRules:
         sinks_times=6.1,
     )
 
+
+_GROUPED = frozenset(
+    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_vl_v2", "glm4_moe", "kimi_k2"}
+)
 
 _SECOND_RUNNER: tuple[tuple[Version, frozenset[str] | None], ...] = (
     ((0, 29, 0), None),  # all have it, and it profiles what the first did

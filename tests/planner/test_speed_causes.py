@@ -11,6 +11,7 @@ from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import load_speed_constants
 from exo_inference.planner.speed.estimate import (
     batch_times,
+    floor_seconds,
     prompt_seconds,
     prompt_times,
     token_seconds,
@@ -129,6 +130,40 @@ def test_a_cache_in_fp8_is_read_no_sooner_than_in_16_bit_before_attention_takes_
     assert parts["cache read"] == pytest.approx(times * as_stored)
 
 
+@pytest.mark.parametrize(
+    ("model", "version", "is_slow"),
+    [
+        ("deepseek-ai/DeepSeek-R1", "0.11.2", True),
+        ("deepseek-ai/DeepSeek-R1", "0.12.0", False),
+        ("zai-org/GLM-4.6", "0.11.0", True),
+        ("Qwen/Qwen3-30B-A3B", "0.11.0", False),
+        ("Qwen/Qwen3-8B", "0.11.0", False),
+    ],
+)
+def test_choosing_experts_by_groups_took_several_kernels(
+    model: str, version: str, is_slow: bool
+) -> None:
+    inputs = inputs_of(model, "H200", 8, version=version, tensor_parallel_size=8)
+    free = replace(inputs, constants=replace(inputs.constants, early_groups=0.0))
+    routed = sum(layer.uses_moe for layer in inputs.model.layers)
+    added = floor_seconds(inputs) - floor_seconds(free)
+    assert added == pytest.approx(is_slow * routed * inputs.constants.early_groups)
+
+
+def test_a_layer_of_experts_has_a_floor_however_many_a_token_is_sent_to() -> None:
+    inputs = inputs_of("Qwen/Qwen3-30B-A3B", "H100")
+    free = replace(inputs, constants=replace(inputs.constants, experts=0.0))
+    added = floor_seconds(inputs) - floor_seconds(free)
+    assert added == pytest.approx(48 * inputs.constants.experts)
+
+
+def test_a_prompts_layers_of_experts_take_more_launches() -> None:
+    inputs = inputs_of("Qwen/Qwen3-30B-A3B", "H100")
+    constants = inputs.constants
+    launches = prompt_times(inputs, 2048, arithmetic(inputs)[1])["kernel launches"]
+    assert launches == pytest.approx(48 * constants.expert_launches * constants.prompt_layer)
+
+
 def test_narrow_slices_of_experts_compute_slower() -> None:
     def share_of_dense(count: int, **flags: Any) -> float:
         inputs = inputs_of("Qwen/Qwen3-235B-A22B", "H200", count, **flags)
@@ -202,7 +237,7 @@ def test_latents_have_a_floor_of_their_own() -> None:
     inputs = inputs_of("deepseek-ai/DeepSeek-R1", "H200", 8, tensor_parallel_size=8)
     constants = load_speed_constants()
     parts = batch_times(inputs, 1, 1000, arithmetic(inputs)[1])
-    experts = 58 * 8 * constants.experts
+    experts = 58 * constants.experts
     assert parts["small kernels"] == pytest.approx(
         61 * (2 * constants.layer + constants.latent) + experts
     )

@@ -34,8 +34,9 @@ class SpeedConstants:
         grouped_width: columns of a rank's slice of an expert whose products reach half of what others reach: narrow
             ones do not fill the GPU.
         layer: the small kernels of a layer's half (attention or states, feed-forward): norms, sums, short texts.
-        experts: in a layer of experts, for each that a token is sent to: routing, sorting, small grouped products.
-        early_experts: the same before 0.12, whose kernels for them were slower.
+        experts: what a layer of experts adds: routing, sorting, small grouped products.
+        early_groups: what it adds before 0.12 where experts are chosen by groups, which took several kernels.
+        expert_launches: times as long as others that launching a layer of experts takes in a prompt: it has more kernels.
         latent: what attention to latents (MLA) adds to a layer: products that compress, expand and absorb them.
         switch, bus: waiting for the other ranks in one all-reduce, over NVLink and over PCIe.
         step: scheduling, sampling and launching one step. sequence: the same for each request in it.
@@ -63,8 +64,9 @@ class SpeedConstants:
     amd_share: float = 0.75
     grouped_width: float = 1000.0
     layer: float = 1.5e-5
-    experts: float = 5e-6
-    early_experts: float = 1e-5
+    experts: float = 4e-5
+    early_groups: float = 1e-4
+    expert_launches: float = 1.5
     latent: float = 5e-5
     switch: float = 1.5e-5
     bus: float = 3e-5

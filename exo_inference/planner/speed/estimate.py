@@ -81,9 +81,13 @@ def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
         and not inputs.is_eager
         and length <= min(_MOST_CAPTURED, 2 * inputs.max_num_seqs)
     )
-    constants = inputs.constants
-    layer = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
-    return floor_seconds(inputs) if is_replayed else len(inputs.model.layers) * inputs.host * layer
+    if is_replayed:
+        return floor_seconds(inputs)
+    constants, layers = inputs.constants, inputs.model.layer_counts
+    each = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
+    routed = sum(count for layer, count in layers if layer.uses_moe)
+    total = len(inputs.model.layers) + routed * (constants.expert_launches - 1)
+    return total * inputs.host * each
 
 
 _MOST_CAPTURED = 512
@@ -160,11 +164,10 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
 
 def floor_seconds(inputs: SpeedInputs) -> float:
     """Return what all layers' small kernels take in a step, routers and grouped products of experts included."""
-    constants, moe, total = inputs.constants, inputs.model.moe, 0.0
-    chosen = moe.experts_per_token if moe is not None else 0
-    experts = chosen * (
-        constants.early_experts if inputs.rules.routes_slowly else constants.experts
-    )
+    constants, total = inputs.constants, 0.0
+    experts = constants.experts
+    if inputs.model.model_type in inputs.rules.chooses_slowly:
+        experts += constants.early_groups
     for layer, count in inputs.model.layer_counts:
         routed = experts if layer.uses_moe else 0.0
         latent = constants.latent if layer.kv and layer.kv.kind is KvKind.LATENT else 0.0
