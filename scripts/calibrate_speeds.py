@@ -28,7 +28,7 @@ TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "
 
 _SET = (
     "memory_share", "compute_share", "compute_loss", "amd_share", "grouped_width", "layer", "experts", "early_groups",
-    "expert_launches", "latent", "switch", "bus", "bus_share", "step",
+    "expert_launches", "early_attention", "latent", "switch", "bus", "bus_share", "step",
     "sequence", "prompt", "template", "waiting", "ahead", "old_step", "old_sequence", "old_prompt", "prompt_layer",
     "old_prompt_layer", "launch",
 )  # fmt: skip

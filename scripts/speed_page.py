@@ -64,6 +64,8 @@ _RULES = """## How it is graded
 - What a layer of experts adds is no longer by the experts that each token is sent to: with the calibration half's models
   left out one by one (folds by `model_key`), a floor of each such layer, and more where early releases chose experts by groups, brought
   its mixtures nearer. So did more launches in a prompt's layers of experts.
+- Below compute capability 8 a prompt's attention has another kernel than FlashAttention (vLLM's platforms/cuda.py): a V100S of the
+  calibration half took twice the estimate for 28,650 tokens.
 - Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
   0.6.6 are estimated as 0.6.6. What was left out, and why, stands in the file's `note`.
 """
@@ -196,8 +198,8 @@ def _constants(each: SpeedConstants) -> str:
 Set on {each.figures} figures. Reached are {shares}, of the dense 16-bit arithmetic
 {each.compute_share:.3g} less {each.compute_loss:.3g} for each operation that the GPU can do per byte it reads (half of that in experts whose slices
 have {each.grouped_width:.3g} columns), and {each.bus_share:.3g} of PCIe's bandwidth among ranks. In microseconds: {1e6 * each.layer:.3g} for each half of a layer,
-{1e6 * each.latent:.3g} more where it attends to latents, {1e6 * each.experts:.3g} where it has experts ({1e6 * each.early_groups:.3g} more before 0.12 where they are chosen by groups); an
-all-reduce {1e6 * each.switch:.3g} over NVLink and {1e6 * each.bus:.3g} over PCIe; a step {1e6 * each.step:.3g} ({1e6 * each.waiting:.3g} more before 0.14, since then no less than {1e6 * each.ahead:.3g} in all) and {1e6 * each.sequence:.3g} for each request in
+{1e6 * each.latent:.3g} more where it attends to latents, {1e6 * each.experts:.3g} where it has experts ({1e6 * each.early_groups:.3g} more before 0.12 where they are chosen by groups); below
+compute capability 8 a prompt's attention takes {each.early_attention:.3g} times as long; an all-reduce {1e6 * each.switch:.3g} over NVLink and {1e6 * each.bus:.3g} over PCIe; a step {1e6 * each.step:.3g} ({1e6 * each.waiting:.3g} more before 0.14, since then no less than {1e6 * each.ahead:.3g} in all) and {1e6 * each.sequence:.3g} for each request in
 it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer ({1e6 * each.old_prompt_layer:.3g} in V0, and {each.expert_launches:.3g} times that of experts), a step's without CUDA graphs {1e6 * each.launch:.3g}, taking it in
 {1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0), parsing its chat template in 0.11.0 {1e6 * each.template:.4g}. The band holds nine in ten of the calibration
 half's times where their kind of GPU is left out: {each.low:g} to {each.high:g} times the

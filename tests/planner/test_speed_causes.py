@@ -199,6 +199,16 @@ def test_heads_with_sinks_attend_slower_before_hopper(gpu: str, times: float) ->
     assert attention_flops(dense, 32000) == attention_flops(without, 32000)
 
 
+@pytest.mark.parametrize(("gpu", "is_slower"), [("T4", True), ("A100 80GB", False), ("MI300X", False)])  # fmt: skip
+def test_prompts_attend_slower_where_flash_attention_does_not_run(
+    gpu: str, is_slower: bool
+) -> None:
+    inputs = inputs_of("Qwen/Qwen2.5-0.5B-Instruct", gpu)
+    plain = replace(inputs, constants=replace(inputs.constants, early_attention=1.0))
+    times = inputs.constants.early_attention if is_slower else 1.0
+    assert attention_flops(inputs, 8000) == pytest.approx(times * attention_flops(plain, 8000))
+
+
 def test_a_prompt_has_logits_of_its_last_token_alone() -> None:
     """Of a model with a head of a quarter of its weights the products of a long prompt are a quarter fewer."""
     inputs = inputs_of("Qwen/Qwen3-0.6B", "H100")

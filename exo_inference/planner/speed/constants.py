@@ -37,6 +37,9 @@ class SpeedConstants:
         experts: what a layer of experts adds: routing, sorting, small grouped products.
         early_groups: what it adds before 0.12 where experts are chosen by groups, which took several kernels.
         expert_launches: times as long as others that launching a layer of experts takes in a prompt: it has more kernels.
+        early_attention: times as long as FlashAttention that a prompt's attention takes where that does not run: below
+            compute capability 8 (vLLM's platforms/cuda.py, "Cannot use FlashAttention-2 backend for Volta and Turing
+            GPUs", 0.6.6 to 0.10.2).
         latent: what attention to latents (MLA) adds to a layer: products that compress, expand and absorb them.
         switch, bus: waiting for the other ranks in one all-reduce, over NVLink and over PCIe.
         step: scheduling, sampling and launching one step. sequence: the same for each request in it.
@@ -67,6 +70,7 @@ class SpeedConstants:
     experts: float = 4e-5
     early_groups: float = 1e-4
     expert_launches: float = 1.5
+    early_attention: float = 3.0
     latent: float = 5e-5
     switch: float = 1.5e-5
     bus: float = 3e-5

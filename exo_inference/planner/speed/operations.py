@@ -112,6 +112,8 @@ def attention_flops(inputs: SpeedInputs, length: int) -> float:
 
 def _kernel_times(inputs: SpeedInputs, layer: Layer) -> float:
     """Return how much longer a layer's attention takes than with the kernel that most layers have."""
+    if inputs.gpu.vendor == "nvidia" and (inputs.gpu.capability or 8.0) < 8.0:
+        return inputs.constants.early_attention
     has_sinks = any(weight.path.endswith(".sinks") for weight in layer.weights)
     is_before_hopper = 8 <= (inputs.gpu.capability or 0.0) < 9
     return inputs.rules.sinks_times if has_sinks and is_before_hopper else 1.0
