@@ -22,7 +22,7 @@ from exo_inference.planner.speed.constants import SpeedConstants
 from scripts.constants_file import write_or_compare
 from scripts.planner_halves import sets_constants
 from scripts.published_speeds import Figure, parse_figures, read_figures
-from scripts.speed_page import LeftOut, render, render_left_out
+from scripts.speed_page import LeftOut, render, render_found, render_left_out
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "speeds.json"
 
@@ -84,13 +84,27 @@ def _run(figure: Figure) -> tuple[object, ...]:
     return inputs.model.name, inputs.gpu.key, inputs.ranks, inputs.rules.is_legacy
 
 
-def derive(figures: Sequence[Figure]) -> tuple[SpeedConstants, list[LeftOut]]:
-    """Return the constants set on these figures, and how each kind of GPU fares by those of the others."""
+def split_found(
+    setting: Sequence[Figure], graded: Sequence[Figure]
+) -> tuple[list[Figure], list[Figure]]:
+    """Return the figures that were written down before the planner was asked, and the others that set constants."""
+    found = [each for each in (*setting, *graded) if "found" in each.record]
+    return found, [each for each in setting if "found" not in each.record]
+
+
+def settle(figures: Sequence[Figure]) -> SpeedConstants:
+    """Return the constants set on these figures, to three digits; bands are not among them."""
     hosts = sorted({each.inputs.gpu.processor for each in figures} - {""})
     start = SpeedConstants(hosts=dict.fromkeys(hosts, 1.0))
     best = _settle(figures, start, _FACTORS, _ROUNDS)
     for name in (*_SET, *hosts):
         best = _with(best, name, float(f"{_value(best, name):.3g}"))
+    return best
+
+
+def derive(figures: Sequence[Figure]) -> tuple[SpeedConstants, list[LeftOut]]:
+    """Return the constants set on these figures, and how each kind of GPU fares by those of the others."""
+    best = settle(figures)
     left_out = leave_one_out(figures, best)
     return _with_band(left_out, replace(best, figures=len(figures))), left_out
 
@@ -190,7 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = json.dumps(asdict(constants), indent=0) + "\n"
     code = write_or_compare(TARGET, text, options.figures, check=options.check)
     if options.write is not None and not options.check:
+        found, others = split_found(setting, graded)
         page = render(setting, graded, constants) + render_left_out(left_out, constants)
+        page += render_found(found, others, settle(others))
         options.write.write_text(page, encoding="utf-8")
     return code
 

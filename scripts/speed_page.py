@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from exo_inference.planner.speed.constants import SpeedConstants
+from scripts.planner_halves import sets_constants
 from scripts.published_speeds import (
     QUANTITIES,
     Figure,
@@ -35,10 +36,8 @@ _RULES = """## How it is graded
 - Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
   constant stays within three times of where it began, to which the square of its distance holds it, and figures that are more
   than twice off pull no harder.
-- The figures whose record says `found` were written down before the planner was asked, by one who had not seen it. With the
-  constants as they were then, set on 202 others, 59 of these could be graded: 35 were within 1.5 times (59 %), the median
-  error was 30 %; before that the graded half had 89.7 % and 8.9 %. Whoever plans a model or a GPU that is on neither half
-  should expect that. 44 of the 59 are of mixtures of experts, of which there had been few.
+- The figures whose record says `found` were written down before the planner was asked, by one who had not seen it: most are of
+  mixtures of experts, of which there had been few. How they fare by constants that the others set stands at the end of the page.
 - Which constants there are was decided with the graded half's figures in view; its figures set no value. vLLM's V0
   engine has a host's part of its own, as its steps wait for the host. That V1 replays prompts of up to 512 tokens from CUDA graphs was read in vLLM because first tokens of both halves came sooner.
 - A record's `processor` is its host's, as its source states it: everything that the host does takes a factor that the
@@ -66,6 +65,14 @@ _RULES = """## How it is graded
   its mixtures nearer. So did more launches in a prompt's layers of experts.
 - Below compute capability 8 a prompt's attention has another kernel than FlashAttention (vLLM's platforms/cuda.py): a V100S of the
   calibration half took twice the estimate for 28,650 tokens.
+- Tried on the calibration half, left out by kinds of GPU and by models, and not taken: tiles of experts that nobody tuned (vLLM's
+  fused_moe/configs has no file for them; those who added one printed 2 to 24 % of throughput, as
+  [#17530](https://github.com/vllm-project/vllm/pull/17530), [#30502](https://github.com/vllm-project/vllm/pull/30502) and [#44553](https://github.com/vllm-project/vllm/pull/44553), no half);
+  experts that are chosen unevenly, so that a batch reads fewer; products of experts by their bytes, their tiles or their
+  formats in place of their widths; launches without CUDA graphs by the host's factor; a request's part of the host beside the
+  GPU since 0.14, which brought the graded half nearer and not that half.
+- What is furthest off in the graded half: prompts of Qwen3.5-397B and Qwen3-235B over 4 and 8 GPUs, whose experts are narrow and
+  compute sooner than DeepSeek's, which set that constant; first tokens over 8 GPUs in V0; everything on an H20-3e; long requests that V0 decodes without CUDA graphs on two hosts.
 - Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
   0.6.6 are estimated as 0.6.6. What was left out, and why, stands in the file's `note`.
 """
@@ -127,6 +134,31 @@ Figures of the calibration half by constants that the other kinds of GPU give (a
 counts as 1 then), and between which values each constant lies as one kind after the other is left out. The bands hold nine
 in ten of these figures.
 """
+
+
+_FOUND = """
+## Figures that set nothing
+
+Those whose record says `found`, of both halves, by constants that the other {count} figures of the calibration half give. Rules
+that came later were chosen with those of the calibration half in view.
+"""
+
+
+def render_found(
+    found: Sequence[Figure], others: Sequence[Figure], constants: SpeedConstants
+) -> str:
+    """Return how figures fare that were written down before the planner was asked, by constants of the others.
+
+    Args:
+        found: of both halves.
+        others: what the constants were set on.
+        constants: of the others.
+    """
+    graded = [each for each in found if not sets_constants(each.record)]
+    lines = [_FOUND.format(count=len(others))]
+    for title, figures in (("both halves", found), ("the graded half", graded)):
+        lines += [f"Of {title}:\n", *_table(figures, constants)]
+    return "\n".join(lines)
 
 
 def render(setting: Sequence[Figure], graded: Sequence[Figure], constants: SpeedConstants) -> str:

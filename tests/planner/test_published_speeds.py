@@ -14,7 +14,14 @@ from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
 from exo_inference.planner.speed.estimate import batch_sizes, prompt_times
 from exo_inference.planner.speed.inputs import arithmetic
-from scripts.calibrate_speeds import derive, distance, halves, leave_one_out
+from scripts.calibrate_speeds import (
+    derive,
+    distance,
+    halves,
+    leave_one_out,
+    settle,
+    split_found,
+)
 from scripts.planner_halves import gpu_key, model_key
 from scripts.published_speeds import (
     Figure,
@@ -22,7 +29,7 @@ from scripts.published_speeds import (
     read_figures,
     summarise_speeds,
 )
-from scripts.speed_page import render, render_left_out
+from scripts.speed_page import render, render_found, render_left_out
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner-published-speeds.json"
 RECORDS = parse_figures(PUBLISHED.read_text("utf-8"), PUBLISHED.name)
@@ -93,11 +100,25 @@ def test_the_page_is_what_the_figures_give(setting: list[Figure], graded: list[F
 
 
 @pytest.mark.slow
-def test_the_page_ends_with_what_each_kind_of_gpu_left_out_gives(setting: list[Figure]) -> None:
+def test_the_page_ends_with_figures_that_set_nothing(
+    setting: list[Figure], graded: list[Figure]
+) -> None:
     constants, left_out = derive(setting)
     assert constants == load_speed_constants()
+    found, others = split_found(setting, graded)
     page = PUBLISHED.with_suffix(".md").read_text("utf-8")
-    assert page.endswith(render_left_out(left_out, constants))
+    told = render_left_out(left_out, constants) + render_found(found, others, settle(others))
+    assert page.endswith(told)
+
+
+def test_figures_that_were_found_are_of_both_halves_and_apart_from_the_others(
+    setting: list[Figure], graded: list[Figure]
+) -> None:
+    found, others = split_found(setting, graded)
+    assert {"found" in each.record for each in found} == {True}
+    assert {"found" in each.record for each in others} == {False}
+    assert 0 < sum(each in graded for each in found) < len(found)
+    assert len(others) + sum(each in setting for each in found) == len(setting)
 
 
 def test_a_kind_of_gpu_that_is_left_out_sets_nothing(setting: list[Figure]) -> None:
