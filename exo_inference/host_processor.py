@@ -1,8 +1,12 @@
-"""What this machine's processor is, and in which numbers exo-engine computes on it. Plans for engines on the CPU ask."""
+"""What this machine's processor is, and in which numbers exo-engine computes on it.
+
+Plans for engines on the CPU ask (`processor_speed`). The engine's own answer is in its kernels/processor.py.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,9 +23,14 @@ def has_bfloat16(root: Path = ROOT) -> bool:
     return bool(_BFLOAT16 & _features(root))
 
 
-def has_vector_kernels(root: Path = ROOT) -> bool:
-    """Whether exo-engine is installed with kernels that compute bfloat16 as vectors on this processor."""
-    if os.environ.get("EXO_ENGINE_CPU_KERNELS") in ("off", "plain"):
+def has_vector_kernels(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether exo-engine is installed with kernels that compute bfloat16 as vectors on this processor.
+
+    Args:
+        root: of the file system.
+        environment: variables that the engine gets.
+    """
+    if environment.get("EXO_ENGINE_CPU_KERNELS") in ("off", "plain"):
         return False
     return _features(root) >= _VECTORS and _has_compiled_kernels()
 

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from benchmarks.cpu import instructions, llama_cpp, page
 from benchmarks.cpu.contestants import THREADS, Contestant, all_contestants, choose
-from benchmarks.cpu.instructions import of_kernels
 from benchmarks.cpu.models import ROOT, SIZES
 from benchmarks.cpu.quiet import SLOWEST_PACE
 from benchmarks.cpu.report import Report
@@ -175,15 +174,14 @@ def exit_code(report: Report, *, failed: bool) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = read_options(argv)
-    if options.instructions:
-        instructions.hold(options.instructions)
+    instructions.hold(options.instructions)
     report = Report(
         command=shown_command(sys.argv[1:] if argv is None else argv),
         rounds=options.rounds,
         is_quick=options.quick,
         output_tokens=options.output_tokens,
         slowest_pace=0.0 if options.shared_host else SLOWEST_PACE,
-        kernels=of_kernels(),
+        kernels=instructions.of_kernels(),
     )
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bench-cpu-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -197,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.output.write_text(page.as_json([report]), encoding="utf-8")
     print(page.as_markdown(page.parts_of(report)))
     if options.write:
-        page.write(report, options.instructions)
+        page.write(report, instructions.held())
     there = set(report.versions)
     return exit_code(report, failed=bool(there & set(report.missing)))
 

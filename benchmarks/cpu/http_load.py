@@ -25,7 +25,9 @@ _MANY_PROMPT, _MANY_OUTPUT = 96, 16
 _MANY_WARM = 800
 """Requests by which a cache of 1 GiB for prompts that may come again is full, with these models."""
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_ANSWER = 32, 510, 280
+"""Of what is drawn, before it is scaled to these means."""
 _MEAN_PROMPT, _MEAN_ANSWER = 17_326 / 64, 9_947 / 64
+"""Tokens of the load by which this engine, vLLM and llama.cpp were first compared: 64 requests."""
 _TURN_TOKENS, _NEW_TOKENS, _TURN_OUTPUT = 1024, 64, 16
 _LONG_PROMPT, _BESIDE, _BESIDE_PROMPT = 2000, 8, 64
 _TIMEOUT_SECONDS = 600

@@ -68,9 +68,11 @@ def of_kernels(environment: Mapping[str, str] = os.environ) -> str:
     return asked.stdout.strip() + (f" ({held})" if held else "")
 
 
-def hold(name: str) -> None:
-    """Hold what this process starts from now on to some of `VARIABLES`."""
-    os.environ.update({**VARIABLES[name], HELD: name})
+def hold(name: str | None) -> None:
+    """Hold what this process starts from now on to some of `VARIABLES`; None: to no more than its variables do."""
+    os.environ.pop(HELD, None)
+    if name is not None:
+        os.environ.update({**VARIABLES[name], HELD: name})
 
 
 def held() -> str | None:

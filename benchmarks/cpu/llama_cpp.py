@@ -168,8 +168,7 @@ def main() -> str | None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--instructions", choices=instructions.LLAMA_CPP)
     options = parser.parse_args()
-    if options.instructions:
-        instructions.hold(options.instructions)
+    instructions.hold(options.instructions)
     if missing() is not None:
         build(options.jobs)
     return missing()

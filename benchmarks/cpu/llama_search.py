@@ -1,6 +1,6 @@
 """Which flags make llama.cpp fastest on this machine: those that change its speed, tried in turns, one kind at a time.
 
-    python -m benchmarks.cpu.llama_search --models s,m          # prints a table; half an hour on a quiet machine
+    python -m benchmarks.cpu.llama_search --models s m          # prints a table; half an hour on a quiet machine
 
 The first value of each flag is what `llama_cpp.py` has; with it all others are as there, too. A setting that is not
 the first is worth having where its median is more than 3 % above the first's.
@@ -23,8 +23,9 @@ from benchmarks.cpu import llama_cpp
 from benchmarks.cpu.contestants import THREADS, LlamaCpp
 from benchmarks.cpu.http_load import Client
 from benchmarks.cpu.models import SIZES, config_of
-from benchmarks.cpu.processes import Ended, await_ready, started
+from benchmarks.cpu.processes import await_ready, started
 from benchmarks.cpu.quiet import Watch
+from benchmarks.cpu.run import FAILURES
 from benchmarks.cpu.shapes import PROMPT_TOKENS
 from scripts.free_ports import free_port
 
@@ -59,6 +60,7 @@ class Setting:
         return [*words, *self.added]
 
 
+KINDS = ("prompt", "decode", "server")
 USED = Setting("as used", {})
 
 
@@ -79,14 +81,16 @@ def settings(kind: str, threads: int) -> list[Setting]:
     return [*tried, Setting("a cache for each", {"--kv-unified": None})]
 
 
-def measure(kind: str, setting: Setting, file: Path, threads: int, vocab_size: int) -> float:
-    """Return tokens per second.
+def measure(
+    kind: str, setting: Setting, file: Path, threads: int, vocab_size: int, watch: Watch
+) -> float:
+    """Return tokens per second; `watch` is told of what is started.
 
     Raises:
-        Ended, subprocess.CalledProcessError: llama.cpp refused the setting, or failed.
+        FAILURES: llama.cpp refused the setting, or failed.
     """
     if kind == "server":
-        return _serve(setting, file, vocab_size)
+        return _serve(setting, file, vocab_size, watch)
     if kind == "prompt":
         read, command = llama_cpp.prompt_speed, llama_cpp.prompt_command(file, 512, threads)
     else:
@@ -96,14 +100,14 @@ def measure(kind: str, setting: Setting, file: Path, threads: int, vocab_size: i
     return read(done.stdout)
 
 
-def _serve(setting: Setting, file: Path, vocab_size: int) -> float:
+def _serve(setting: Setting, file: Path, vocab_size: int, watch: Watch) -> float:
     port = free_port()
     server = LlamaCpp(file.stem, "").server(file.parent, port)
     assert server is not None, "llama.cpp has one"
     client = Client(f"http://127.0.0.1:{port}/v1", vocab_size)
     with (
         tempfile.TemporaryDirectory() as folder,
-        started(setting.applied(server[0]), Path(folder) / "log", Watch()) as process,
+        started(setting.applied(server[0]), Path(folder) / "log", watch) as process,
     ):
         await_ready(port, process)
         load: Any = client.run(lambda session: client.load(session, _REQUESTS))
@@ -111,17 +115,20 @@ def _serve(setting: Setting, file: Path, vocab_size: int) -> float:
 
 
 def search(
-    kind: str, tried: Sequence[Setting], rounds: int, run: Callable[[Setting], float]
+    kind: str,
+    tried: Sequence[Setting],
+    rounds: int,
+    run: Callable[[Setting], float],
+    watch: Watch,
 ) -> dict[str, list[float]]:
     """Return the rates of each setting by its name, measured in turns; one that is refused has none."""
     rates: dict[str, list[float]] = {each.name: [] for each in tried}
     left = list(tried)
-    watch = Watch()
     for number in range(rounds):
         for each in list(left):
             try:
                 found = watch.measure_quietly(lambda: {"rate": run(each)}, 2)  # noqa: B023
-            except (Ended, subprocess.CalledProcessError):
+            except FAILURES:
                 left.remove(each)
                 continue
             if found.is_quiet:
@@ -154,27 +161,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--models", default="s,m", help=f"of {', '.join(SIZES)} (s,m)")
-    parser.add_argument("--kinds", default="prompt,decode,server", help="(all three)")
-    parser.add_argument("--form", default="bf16", help="bf16, q8_0 or q4_0 (bf16)")
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=["s", "m"], help="(s m)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="(all)")
+    parser.add_argument("--form", choices=("bf16", "q8_0", "q4_0"), default="bf16", help="(bf16)")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
     options = parser.parse_args(argv)
     if (why := llama_cpp.missing()) is not None:
         print(f"error: llama.cpp is {why}", file=sys.stderr)
         return 1
-    found = {}
-    for model in options.models.split(","):
+    found, watch = {}, Watch()
+    for model in options.models:
         folder = llama_cpp.cache_dir() / "models" / model
         file, vocab_size = folder / f"{options.form}.gguf", config_of(model)["vocab_size"]
         if not file.exists():
             print(f"error: no {file.name} of {model}: run `make bench-cpu` first", file=sys.stderr)
             return 1
-        for kind in options.kinds.split(","):
+        for kind in options.kinds:
             rates = search(
                 kind,
                 settings(kind, THREADS),
                 options.rounds,
-                lambda each: measure(kind, each, file, THREADS, vocab_size),  # noqa: B023
+                lambda each: measure(kind, each, file, THREADS, vocab_size, watch),  # noqa: B023
+                watch,
             )
             found[f"{model}, {kind}"] = rates
     print(table(found))

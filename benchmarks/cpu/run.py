@@ -29,7 +29,7 @@ from scripts.free_ports import free_port
 OFFLINE = ("prefill 512", "decode 1", "decode 8", "decode 32")
 HTTP = ("load", "second turn", "long prompt", "many")
 """Each with a server of its own round, whose start and memory are measured, too."""
-_FAILURES = (
+FAILURES = (
     Ended,
     BadAnswer,
     OSError,
@@ -39,6 +39,7 @@ _FAILURES = (
     subprocess.SubprocessError,
     aiohttp.ClientError,
 )
+"""Of one contestant, beside which the others go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class Bench:
         """Run, and take the contestant out where that fails."""
         try:
             run()
-        except _FAILURES as exc:
+        except FAILURES as exc:
             reason = f"{self._model}: {_told(exc)}"
             self._report.note_failure(each.name, reason)
             self._contestants.remove(each)

@@ -37,7 +37,7 @@ class Gpu:
         bandwidth: memory bandwidth in bytes per second.
         tflops: dense, by number type (fp16, bf16, fp8, int8, fp4).
         capability: CUDA compute capability; None for another vendor's.
-        native: number types it computes in hardware.
+        native: number types it computes in hardware; of a CPU also those that the engine's kernels make fast.
         link_bandwidth: bytes per second per direction between GPUs of one machine, by NVLink if it has it.
         nvlink_size: GPUs that one NVLink joins: a bridge joins two, a switch all.
         pcie_bandwidth: the same between GPUs that NVLink does not join.

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.cpu import llama_cpp
 from benchmarks.cpu.llama_search import USED, Setting, search, settings, table
+from benchmarks.cpu.quiet import Watch
 
 
 @pytest.mark.parametrize("kind", ["prompt", "decode", "server"])
@@ -47,7 +48,7 @@ def test_one_that_is_refused_has_no_rate_and_the_others_go_on() -> None:
             raise subprocess.CalledProcessError(1, "llama-bench")
         return 10.0 if setting is USED else 11.0
 
-    rates = search("prompt", [USED, refused, other], 2, run)
+    rates = search("prompt", [USED, refused, other], 2, run, Watch(lambda: 1.0))
     assert rates["refused"] == []
     assert set(rates[USED.name]) <= {10.0}  # none, where this machine is busy
 

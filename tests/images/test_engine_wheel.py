@@ -90,13 +90,19 @@ def serving(command: list[str], variables: Mapping[str, str], log: Path) -> Iter
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            limit = time.monotonic() + 120
             while not is_ready(client):
+                assert time.monotonic() < limit, log.read_text()
                 assert process.poll() is None, log.read_text()
                 time.sleep(0.05)
             yield client
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
 
 
 def is_ready(client: httpx.Client) -> bool:
@@ -107,7 +113,10 @@ def is_ready(client: httpx.Client) -> bool:
 
 
 def answers(client: httpx.Client) -> list[str]:
-    """What the model says to each of the questions where the likeliest token is taken."""
+    """What the model says to each of the questions where the likeliest token is taken.
+
+    It was trained on them, so that the second likeliest is far behind: roundings of another path change no token.
+    """
     return [
         client.post(
             "/v1/chat/completions",

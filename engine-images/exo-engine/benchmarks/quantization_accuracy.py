@@ -70,7 +70,8 @@ def main() -> int:
             {
                 "model": arguments.model.name,
                 "quantization": arguments.quantization,
-                "dtype": [arguments.dtype, options["dtype"]],
+                "dtype": arguments.dtype,
+                "to_dtype": options["dtype"],
                 "tokens": len(pairs),
                 "weights_bytes": [
                     each.core.measurements.weights_bytes for each in (plain, quantized)

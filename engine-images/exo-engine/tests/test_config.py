@@ -11,7 +11,9 @@ LIMITS = ModelLimits(max_position_embeddings=2048, checkpoint_dtype="bfloat16")
 
 def settle(*, has_cuda=False, is_fast_in_bfloat16=False, limits=LIMITS, **options):
     config = EngineConfig(Path("model"), **options)
-    return resolve(config, limits, has_cuda=has_cuda, is_fast_in_bfloat16=is_fast_in_bfloat16)
+    return resolve(
+        config, limits, has_cuda=has_cuda, is_fast_in_bfloat16=lambda: is_fast_in_bfloat16
+    )
 
 
 def test_auto_on_a_cpu():
@@ -43,6 +45,19 @@ def test_auto_dtype_on_a_cpu_is_bfloat16_where_checkpoint_and_processor_have_it(
     limits = ModelLimits(2048, checkpoint)
     assert settle(limits=limits, is_fast_in_bfloat16=True).dtype == dtype
     assert settle(limits=limits).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "dtype"), [(True, "auto"), (True, "float16"), (False, "float32")]
+)
+def test_the_processor_is_not_asked_where_it_does_not_matter(has_cuda, dtype):
+    """As it may have been told to compute as it cannot, which is no matter of a GPU's."""
+
+    def fail() -> bool:
+        raise AssertionError
+
+    config = EngineConfig(Path("model"), dtype=dtype)
+    resolve(config, LIMITS, has_cuda=has_cuda, is_fast_in_bfloat16=fail)
 
 
 def test_steps_are_scheduled_ahead_on_cuda_unless_somebody_says_otherwise():

@@ -26,6 +26,7 @@ Object = Mapping[str, Any]
 
 GPU_RESOURCE = "nvidia.com/gpu"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
+_CPUID = "feature.node.kubernetes.io/cpu-cpuid."
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 
@@ -210,8 +211,7 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
         free += int(max(0.0, cores - used.get(node["metadata"]["name"], 0.0)))
         memory = max(memory, parse_quantity(allocatable.get("memory")))
     where = "1 node" if len(usable) == 1 else f"{len(usable)} nodes"
-    # The engine's image has kernels for x86's vectors; servers have had these since 2013.
-    gpu = cpu_as_gpu(int(memory), is_fast_in_bfloat16=all(map(_is_x86, usable)))
+    gpu = cpu_as_gpu(int(memory), is_fast_in_bfloat16=all(map(_has_vectors, usable)))
     return InstanceTypeInfo(
         CPU_FAMILY,
         total,
@@ -223,7 +223,11 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
     )
 
 
-def _is_x86(node: Object) -> bool:
+def _has_vectors(node: Object) -> bool:
+    """Whether the engine's image has kernels for bfloat16 there: on x86 with AVX2, which is assumed unless it is told."""
+    labels = node.get("metadata", {}).get("labels") or {}
+    if any(label.startswith(_CPUID) for label in labels):  # Node Feature Discovery
+        return all(labels.get(f"{_CPUID}{name}") == "true" for name in ("AVX2", "FMA3"))
     info = node.get("status", {}).get("nodeInfo", {})
     return bool(info.get("architecture") == "amd64")
 

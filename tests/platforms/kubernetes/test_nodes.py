@@ -96,6 +96,19 @@ def test_processors_are_fast_in_bfloat16_where_all_have_kernels_in_the_image(
     assert found.gpu.supports("bf16") == is_fast
 
 
+@pytest.mark.parametrize(
+    ("features", "is_fast"), [(["AVX2", "FMA3", "SSE42"], True), (["SSE42"], False)]
+)
+def test_what_node_feature_discovery_tells_of_a_processor_is_believed(
+    features: list[str], is_fast: bool
+) -> None:
+    told = node("n", labels={f"feature.node.kubernetes.io/cpu-cpuid.{f}": "true" for f in features})
+    told["status"]["nodeInfo"] = {"architecture": "amd64"}
+    (found,) = instance_types([told], [])
+    assert found.gpu is not None
+    assert found.gpu.supports("bf16") == is_fast
+
+
 def test_all_gpus_of_a_replica_are_on_one_node() -> None:
     nodes = gpu_nodes([node("a", gpus=3, labels=A40), node("b", gpus=3, labels=A40)], [])
     assert [count_free_slots(nodes, "gpu3", count) for count in (1, 2, 3, 4)] == [6, 2, 2, 0]

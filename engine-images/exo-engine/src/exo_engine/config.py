@@ -7,7 +7,7 @@ pure: no file, device or environment variable is read here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -158,7 +158,11 @@ class ResolvedConfig:
 
 
 def resolve(
-    config: EngineConfig, limits: ModelLimits, *, has_cuda: bool, is_fast_in_bfloat16: bool = False
+    config: EngineConfig,
+    limits: ModelLimits,
+    *,
+    has_cuda: bool,
+    is_fast_in_bfloat16: Callable[[], bool] = lambda: False,
 ) -> ResolvedConfig:
     """Settle every "auto" and refuse what contradicts itself.
 
@@ -166,7 +170,7 @@ def resolve(
         config: what the user asked for.
         limits: what the model allows.
         has_cuda: whether torch sees a CUDA device.
-        is_fast_in_bfloat16: whether the CPU is, by itself or by compiled kernels.
+        is_fast_in_bfloat16: tells whether the CPU is, by itself or by compiled kernels; asked only where it matters.
 
     Raises:
         ConfigurationError: a value is out of range, or asks for what is not there.
@@ -338,13 +342,15 @@ def _resolve_step_size(config: EngineConfig, device: str, max_model_len: int) ->
 
 
 def _resolve_dtype(
-    dtype: str, limits: ModelLimits, device: str, *, is_fast_in_bfloat16: bool
+    dtype: str, limits: ModelLimits, device: str, *, is_fast_in_bfloat16: Callable[[], bool]
 ) -> DType:
     name = _DTYPE_ALIASES.get(dtype, dtype)
     if name == "auto":
         name = limits.checkpoint_dtype or "bfloat16"
         # PyTorch without bf16 units is slower in 16 bits than in 32, and float32 needs no caveats.
-        if device == "cpu" and not (limits.checkpoint_dtype == "bfloat16" and is_fast_in_bfloat16):
+        if device == "cpu" and not (
+            limits.checkpoint_dtype == "bfloat16" and is_fast_in_bfloat16()
+        ):
             name = "float32"
         if device == "cuda" and name == "float32":
             name = "bfloat16"

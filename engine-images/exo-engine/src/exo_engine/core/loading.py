@@ -108,7 +108,7 @@ def load(config: EngineConfig, start_up: StartUp, group: RankGroup | None = None
         config,
         limits_of(spec),
         has_cuda=torch.cuda.is_available(),
-        is_fast_in_bfloat16=is_fast_in_bfloat16(),
+        is_fast_in_bfloat16=is_fast_in_bfloat16,
     )
     settings = replace(settings, block_size=fitting_block_size(spec, settings))
     try:

@@ -195,8 +195,11 @@ class Kernels:
 def available_paths() -> tuple[str, ...]:
     """Return the sets of instructions that library and processor have, best first; none without it."""
     library = _load_library()
-    if library is None:
-        return ()
+    return () if library is None else _paths_of(library)
+
+
+@cache  # virtual machines are slow to say what their processor is
+def _paths_of(library: ctypes.CDLL) -> tuple[str, ...]:
     paths: list[str] = []
     while (name := library.exo_path(len(paths))) is not None:
         paths.append(name.decode())

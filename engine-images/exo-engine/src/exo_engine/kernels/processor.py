@@ -1,4 +1,7 @@
-"""What this machine's processor computes fast: which numbers a model should have on it."""
+"""What this machine's processor computes fast: which numbers a model should have on it.
+
+`core/loading.py` asks for models whose number type is left open, `machine.py` before it measures.
+"""
 
 from __future__ import annotations
 

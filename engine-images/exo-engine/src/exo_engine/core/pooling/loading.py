@@ -49,7 +49,7 @@ def load_pooling(config: EngineConfig, start_up: StartUp) -> LoadedPooling:
         asked,
         limits_of(spec.body),
         has_cuda=torch.cuda.is_available(),
-        is_fast_in_bfloat16=is_fast_in_bfloat16(),
+        is_fast_in_bfloat16=is_fast_in_bfloat16,
     )
     at_start = read_device_memory(settings.device)
     try:

@@ -142,7 +142,8 @@ inline void multiply_groups(const GroupsCall& groups) {
   LinearCall all = groups.matrices[0];
   all.inputs = groups.inputs;
   all.rows = groups.starts[groups.count];
-  const Inputs inputs = convert_inputs(all);
+  const bool is_large = all.bits == 16 && all.rows * all.num_inputs * (long)sizeof(float) > kMostGroupsBytes;
+  const Inputs inputs = is_large ? Inputs{} : convert_inputs(all);
   const long parts = num_parts(all), of_codes = all.bits == 16 ? 0 : num_groups(all);
   const auto cost_of = [&](long matrix) {
     const long count = groups.starts[matrix + 1] - groups.starts[matrix];
@@ -159,9 +160,10 @@ inline void multiply_groups(const GroupsCall& groups) {
         call.outputs = groups.outputs + first * call.num_outputs;
         call.rows = groups.starts[matrix + 1] - first;
         const QuantizedRows& codes = inputs.codes;
+        const bool has_floats = inputs.floats && call.rows >= kLeastWidenedRows;
         const Inputs own{{codes.numbers + first * of_codes * call.group, codes.scales + first,
                           codes.sums + first * of_codes},
-                         inputs.floats ? inputs.floats + first * call.num_inputs : nullptr};
+                         has_floats ? inputs.floats + first * call.num_inputs : nullptr};
         // A part belongs to whoever has its first unit of cost.
         long part = from > at ? (from - at + cost - 1) / cost : 0, past = (until - at + cost - 1) / cost;
         multiply_parts(call, own, part, past < parts ? past : parts);
