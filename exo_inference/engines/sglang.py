@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from exo_inference.engines import cluster_engine
 from exo_inference.engines.cluster_engine import ClusterEngine, Sizes, VllmMeaning
+from exo_inference.engines.flags.dialects import SGLANG
 
 PLATFORM_OWNED = {
     "model-path": cluster_engine.MODEL,
@@ -39,6 +40,7 @@ PLATFORM_OWNED = {
 ENGINE = ClusterEngine(
     name="sglang",
     owned=PLATFORM_OWNED,
+    dialect=SGLANG,
     spans_nodes=True,
     sizes=Sizes(
         "tensor-parallel-size",

@@ -49,7 +49,7 @@ class Flag:
         keys: keys of a JSON object; empty where any are taken.
         num_values: values in a row; None is one or more.
         repeatable: may be given again, each use adding a value.
-        suffixed: integers may end in k, m, g, t or K, M, G, T.
+        suffixed: integers may end in k, m, g, t or K, M, G, T, or as the dialect says.
         auto_words: what an integer may be instead: `auto`.
         folded: choices are compared in lower case, with `_` for `-`.
     """

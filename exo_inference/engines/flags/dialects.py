@@ -23,6 +23,7 @@ class Dialect:
         strips: blanks around numbers are left out.
         none_words: an empty value and `None` mean that the flag was not given.
         json_objects: JSON is an object, or an array where the default is one; else it is any JSON.
+        iec_suffixes: large integers end in k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024).
         has_releases: flags came and went with releases, and refusals say so.
     """
 
@@ -35,6 +36,7 @@ class Dialect:
     strips: bool = False
     none_words: bool = False
     json_objects: bool = False
+    iec_suffixes: bool = False
     has_releases: bool = False
 
 
@@ -54,7 +56,10 @@ EXO = Dialect(underscores=True, boolean_words=True, dashes=True, json_objects=Tr
 """Python's argparse; a test runs exo-engine's own parser beside this."""
 
 PLAIN = Dialect()
-"""SGLang (argparse), Text Generation Inference (clap) and TensorRT-LLM (click): `_` is not `-`."""
+"""Text Generation Inference (clap) and TensorRT-LLM (click): `_` is not `-`."""
+
+SGLANG = Dialect(iec_suffixes=True)
+"""Python's argparse: `_` is not `-`."""
 
 LLAMA_CPP = Dialect(underscores=True, attached=False)
 """A parser of its own: flags and values are two items, `_` is `-`."""

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeGuard
 
 from exo_inference.engines.flags.catalogue import (
@@ -29,6 +30,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}")
 _SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgtKMGT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_IEC = re.compile(r"([0-9]{1,18})([KMGT])i|([0-9]{1,18}(?:\.[0-9]{1,9})?)([kMGT])")
 _STRING_OR_NUMBER = re.compile(r'("(?:[^"\\]|\\.)*")|\b([0-9]+(?:\.[0-9]+)?[kmgtKMGT])\b')
 
 JSON_SUFFIXES_SINCE = "0.20.0"
@@ -162,7 +164,7 @@ def _check_number(
     if number is None and flag.type == "integer" and _LONG_INTEGER.fullmatch(text.strip()):
         return Wrong("range", f"{wanted}, of at most 18 digits")
     if number is None or isinstance(number, str):
-        return Wrong("type", wanted, _explain_number(text, flag))
+        return Wrong("type", wanted, _explain_number(text, flag, release))
     if not _is_within(number, flag.bounds):
         return Wrong("range", wanted)
     if flag.name == "max-model-len" and number == 0:
@@ -185,7 +187,9 @@ def _read_number(text: str, flag: Flag, release: ReleaseFlags) -> float | None:
         return number if math.isfinite(number) else None
     if _INTEGER.fullmatch(text):
         return int(text)
-    return expand_suffix(text) if flag.suffixed else None
+    if not flag.suffixed:
+        return None
+    return _expand_iec(text) if release.dialect.iec_suffixes else expand_suffix(text)
 
 
 def expand_suffix(text: str) -> int | None:
@@ -199,13 +203,26 @@ def expand_suffix(text: str) -> int | None:
     return None if "." in digits else int(digits) << (10 * _POWERS[suffix.lower()])
 
 
-def _explain_number(text: str, flag: Flag) -> str:
+def _expand_iec(text: str) -> int | None:
+    """Return 32k as 32,000 and 32Ki as 32,768; None if it is not of that form."""
+    found = _IEC.fullmatch(text.strip())
+    if found is None:
+        return None
+    whole, binary, digits, decimal = found.groups()
+    if binary:
+        return int(whole) << (10 * _POWERS[binary.lower()])
+    return int(Decimal(digits) * 1000 ** _POWERS[decimal.lower()])
+
+
+def _explain_number(text: str, flag: Flag, release: ReleaseFlags) -> str:
     if expand_suffix(text.strip()) is not None:
         return f"write it out: {expand_suffix(text.strip())}"
     bare = text.strip().replace(",", "").replace("_", "").replace("'", "")
     if bare != text.strip() and _INTEGER.fullmatch(bare):
         return f"write {bare}"
     if flag.suffixed and re.fullmatch(r"[0-9.]+ ?([kmgtKMGT])i?[bB]", text.strip()):
+        if release.dialect.iec_suffixes:
+            return "leave the B out: k, M, G are powers of 1000, Ki, Mi, Gi powers of 1024"
         return "leave the B out: k, m, g are powers of 1000, K, M, G powers of 1024"
     return ""
 
