@@ -3,7 +3,8 @@
 One module per engine (`sglang.py`, `tensorrt_llm.py`, `tgi.py`, `llama_cpp.py`) says what is known of
 it: the flags that the platform sets, how its parser reads, where it runs. The flags themselves are in
 `catalog/NAME.json`, with the release and the source they are from; `engine-images/NAME/Dockerfile`
-names the same release. Choices that grow with every release, such as parsers and kernels, are text there.
+names the same release. Where that source is a page and not the parser, choices that grow with every
+release, such as parsers and kernels, are text there.
 """
 
 from __future__ import annotations

@@ -136,7 +136,15 @@ def test_a_context_that_the_cache_of_sglang_does_not_hold_is_told() -> None:
     assert any("of the 131,072 of the context" in note for note in judgement.plan.notes)
 
 
-@pytest.mark.parametrize("flag", ["--cuda-graph-max-bs=8", "--disable-cuda-graph"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--cuda-graph-max-bs=8",
+        "--cuda-graph-max-bs-decode=8",
+        "--disable-cuda-graph",
+        "--disable-prefill-cuda-graph",
+    ],
+)
 def test_flags_of_the_default_share_are_planned_beside_the_share_alone(flag: str) -> None:
     (note,) = judge(subject("sglang", flag)).notes
     assert note == (
@@ -181,6 +189,8 @@ def test_tokens_are_given_in_pages() -> None:
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--disable-radix-cache", True),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--disable-overlap-schedule", True),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--max-total-tokens=300000", True),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--enable-int8-mamba-checkpoint", True),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "--mm-feature-transport=cpu", True),
         ("openai/gpt-oss-20b", "--attention-backend=triton", False),
         ("openai/gpt-oss-20b", "--disable-radix-cache", True),
         ("google/gemma-3-27b-it", "--disable-radix-cache", False),
