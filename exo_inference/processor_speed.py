@@ -129,9 +129,11 @@ def _checked(value: Any) -> ProcessorSpeed:
 
 
 def _this_processor() -> str:
-    # Without kernels the same processor is measured in other numbers.
+    # Without kernels the same processor is measured in other numbers, and with others at another speed.
     numbers = ", bfloat16 by kernels" if not has_bfloat16() and has_vector_kernels() else ""
-    return f"{_name()}, {len(os.sched_getaffinity(0))} cores{numbers}"
+    named = os.environ.get("EXO_ENGINE_CPU_KERNELS") or "auto"
+    kernels = "" if named == "auto" else f", kernels {named}"
+    return f"{_name()}, {len(os.sched_getaffinity(0))} cores{numbers}{kernels}"
 
 
 @cache

@@ -82,6 +82,17 @@ def test_one_in_other_numbers_counts_as_none(
     assert machine_cpu(2**30, state).supports("bf16")
 
 
+@pytest.mark.usefixtures("engine")
+def test_one_of_other_kernels_counts_as_none(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXO_ENGINE_CPU_KERNELS", "avx2")
+    write_speed(state, measure_speed())
+    assert machine_cpu(2**30, state).is_measured
+    monkeypatch.delenv("EXO_ENGINE_CPU_KERNELS")
+    assert not machine_cpu(2**30, state).is_measured
+
+
 @pytest.mark.parametrize(
     "change",
     [

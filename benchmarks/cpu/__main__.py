@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -173,6 +174,7 @@ def exit_code(report: Report, *, failed: bool) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped
     options = read_options(argv)
     instructions.hold(options.instructions)
     report = Report(

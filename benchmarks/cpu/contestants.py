@@ -29,6 +29,8 @@ _MAX_SEQS = 32
 """Sequences that a server computes at a time."""
 _CACHE_TOKENS = 16_384
 """Tokens that a server's cache holds where that is a flag of it."""
+_SILENT_RUNS = 5
+"""After which llama-batched-bench has failed: of short ones it sometimes prints nothing."""
 
 
 class Offline(Protocol):
@@ -254,7 +256,10 @@ class _LlamaPrograms:
     def decode(self, batch: int, prompt: int, output: int) -> float:
         """See `Offline`."""
         command = llama_cpp.decode_command(self._file, batch, prompt, output, THREADS)
-        return llama_cpp.decode_speed(self._run(command))
+        for _ in range(_SILENT_RUNS):
+            if "{" in (printed := self._run(command)):
+                break
+        return llama_cpp.decode_speed(printed)
 
     def _run(self, command: list[str]) -> str:
         with self._log.open("ab") as log:

@@ -9,6 +9,7 @@ the first is worth having where its median is more than 3 % above the first's.
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def settings(kind: str, threads: int) -> list[Setting]:
         return [*tried, Setting("a cache for all", {}, ("-kvu",))]
     tried += [Setting(f"-ub {size}", {}, ("-ub", size)) for size in ("128", "2048")]
     tried += [Setting("-np 16", {"-np": "16"})]
-    return [*tried, Setting("a cache for each", {"--kv-unified": None})]
+    return [*tried, Setting("a cache for each", {"--kv-unified": None, "-c": str(32 * 1024)})]
 
 
 def measure(
@@ -166,6 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--form", choices=("bf16", "q8_0", "q4_0"), default="bf16", help="(bf16)")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
     options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped
     if (why := llama_cpp.missing()) is not None:
         print(f"error: llama.cpp is {why}", file=sys.stderr)
         return 1

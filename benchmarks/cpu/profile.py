@@ -302,12 +302,21 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tests the command, no engine")
     parser.add_argument("--write", action="store_true", help=f"replace the figures of {PAGE.name}")
     options = parser.parse_args(argv)
+    for name in ("rounds", "attempts", "steps"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} must be 1 or more")
+    for case in options.cases.split(","):
+        kind, _, size = case.strip().partition(" ")
+        if kind not in ("prefill", "decode") or not size.isdecimal() or not 1 <= int(size) <= 1024:
+            parser.error(f"--cases: {case!r} is no `prefill` or `decode` of 1 to 1024")
     options.models = options.models or ("tiny" if options.quick else "s")
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.steps = options.steps or (3 if options.quick else 64)
     for given, known in ((options.models.split(","), SIZES), (options.forms.split(";"), FORMS)):
         if unknown := set(given) - set(known):
             parser.error(f"there is no {', '.join(sorted(unknown))}, only {', '.join(known)}")
+    if options.write and options.rounds < 3:
+        parser.error("--write keeps figures: it needs three rounds")
     if options.quick and options.write:
         parser.error("figures of --quick are none of an engine, so they are not written")
     return options

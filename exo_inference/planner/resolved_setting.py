@@ -265,8 +265,9 @@ def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> s
         return asked
     rules = parameters.rules
     if gpu.vendor == "cpu" and rules.cpu_dtype is not None:
-        is_native = model.dtype == "bfloat16" and gpu.supports("bf16")
-        return "bfloat16" if is_native else rules.cpu_dtype
+        is_quantized = model.quantization is not None or bool(parameters.quantization)
+        may_round = model.dtype == "bfloat16" or is_quantized
+        return "bfloat16" if may_round and gpu.supports("bf16") else rules.cpu_dtype
     if model.dtype in ("float32", "float") and rules.halves_float32:
         return "bfloat16" if gpu.supports("bf16") else "float16"
     if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":

@@ -47,6 +47,25 @@ def test_auto_dtype_on_a_cpu_is_bfloat16_where_checkpoint_and_processor_have_it(
     assert settle(limits=limits).dtype == "float32"
 
 
+@pytest.mark.parametrize("checkpoint", ["float16", "float32", None])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_layers_are_multiplied_in_bfloat16_where_that_is_fast(checkpoint, quantization):
+    limits = ModelLimits(2048, checkpoint)
+    fast = settle(limits=limits, quantization=quantization, is_fast_in_bfloat16=True)
+    assert fast.dtype == "bfloat16"
+    assert settle(limits=limits, quantization=quantization).dtype == "float32"
+    explicit = settle(
+        limits=limits, quantization=quantization, dtype="float32", is_fast_in_bfloat16=True
+    )
+    assert explicit.dtype == "float32"
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, 999_999_999_999])
+def test_threads_that_no_machine_has_are_refused(threads):
+    with pytest.raises(ConfigurationError, match=f"--cpu-threads must be .* got {threads}"):
+        settle(num_threads=threads)
+
+
 @pytest.mark.parametrize(
     ("has_cuda", "dtype"), [(True, "auto"), (True, "float16"), (False, "float32")]
 )

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from exo_engine.attention import BACKENDS
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.errors import ConfigurationError
+from exo_engine.flags import MAX_CPU_THREADS
 from exo_engine.simulation.file import Simulation
 from exo_engine.weight_formats import PLAIN, formats_made_at_load
 
@@ -45,8 +46,8 @@ class EngineConfig:
     model_dir: Path
     """Directory with config.json and the safetensors files."""
     dtype: str = "auto"
-    """Of weights and activations. auto: the checkpoint's own; on a CPU that is bfloat16 where the
-    processor has it in hardware, else float32."""
+    """Of weights and activations. auto: the checkpoint's own. On a CPU: bfloat16 where that is fast, by the
+    processor or by compiled kernels, and the checkpoint is in it or linear layers are quantized; else float32."""
     quantization: str | None = None
     """Format that linear layers are converted to while they are loaded; None: as the checkpoint is."""
     device: str = "auto"
@@ -180,7 +181,7 @@ def resolve(
     _check_ranks(config, device)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
     max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
-    dtype = _resolve_dtype(config.dtype, limits, device, is_fast_in_bfloat16=is_fast_in_bfloat16)
+    dtype = _resolve_dtype(config, limits, device, is_fast_in_bfloat16=is_fast_in_bfloat16)
     return ResolvedConfig(
         model_dir=config.model_dir,
         dtype=dtype,
@@ -228,7 +229,7 @@ def _check_ranges(config: EngineConfig) -> None:
         ("max-model-len", config.max_model_len),
         ("max-num-seqs", config.max_num_seqs),
         ("max-num-batched-tokens", config.max_num_batched_tokens),
-        ("num-threads", config.num_threads),
+        ("cpu-threads", config.num_threads),
         ("tensor-parallel-size", config.tensor_parallel_size),
         ("long-prefill-token-threshold", config.long_prefill_tokens),
         ("max-num-partial-prefills", config.max_partial_prefills),
@@ -236,6 +237,12 @@ def _check_ranges(config: EngineConfig) -> None:
     ):
         if value is not None and value < 1:
             raise ConfigurationError(f"--{param} must be 1 or more, got {value}", param=param)
+    if config.num_threads is not None and config.num_threads > MAX_CPU_THREADS:
+        raise ConfigurationError(
+            f"--cpu-threads must be {MAX_CPU_THREADS} or less, got {config.num_threads}",
+            param="cpu-threads",
+            hint="Leave it out for a thread per core; more than cores make every step slower.",
+        )
     _check_partial_prefills(config)
     if not 0.0 < config.gpu_memory_utilization <= 1.0:
         raise ConfigurationError(
@@ -342,16 +349,21 @@ def _resolve_step_size(config: EngineConfig, device: str, max_model_len: int) ->
 
 
 def _resolve_dtype(
-    dtype: str, limits: ModelLimits, device: str, *, is_fast_in_bfloat16: Callable[[], bool]
+    config: EngineConfig,
+    limits: ModelLimits,
+    device: str,
+    *,
+    is_fast_in_bfloat16: Callable[[], bool],
 ) -> DType:
-    name = _DTYPE_ALIASES.get(dtype, dtype)
+    name = _DTYPE_ALIASES.get(config.dtype, config.dtype)
     if name == "auto":
         name = limits.checkpoint_dtype or "bfloat16"
-        # PyTorch without bf16 units is slower in 16 bits than in 32, and float32 needs no caveats.
-        if device == "cpu" and not (
-            limits.checkpoint_dtype == "bfloat16" and is_fast_in_bfloat16()
-        ):
-            name = "float32"
+        if device == "cpu":
+            # PyTorch without bf16 units is slower in 16 bits than in 32. What is not stored in bf16 loses by it, which
+            # counts for little beside codes, and those are multiplied fast in bf16 alone.
+            is_quantized = (config.quantization or limits.checkpoint_format) != PLAIN
+            may_round = limits.checkpoint_dtype == "bfloat16" or is_quantized
+            name = "bfloat16" if may_round and is_fast_in_bfloat16() else "float32"
         if device == "cuda" and name == "float32":
             name = "bfloat16"
     if name == "float32":

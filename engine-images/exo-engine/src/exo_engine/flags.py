@@ -17,6 +17,9 @@ from exo_engine.weight_formats import formats_made_at_load
 
 _ONE_GPU: Final = "this version runs a model on one device; use more replicas instead"
 
+MAX_CPU_THREADS: Final = 1024
+"""More than this no machine has use for; some ten thousand leave its other processes none."""
+
 FLAGS: Final[tuple[Flag, ...]] = (
     # ---- ModelConfig ------------------------------------------------------------------------
     Flag(
@@ -365,6 +368,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="integer",
         section="DeviceConfig",
         minimum=1,
+        maximum=MAX_CPU_THREADS,
         description="Threads for computing on the CPU, of each rank. Left out: one per core that affinity and "
         "control groups leave, shared among the ranks. exo-engine only.",
     ),
