@@ -8,9 +8,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # The demo has a directory of its own, so that it neither finds nor leaves anything in yours.
 DEMO_STATE_DIR := $(or $(EXO_DEMO_STATE_DIR),$(or $(XDG_STATE_HOME),$(HOME)/.local/state)/exo-inference-demo)
-# Processes that share the default tests: one more than cores, as a third of the time of each is waiting
+# Processes that share the default tests: two more than cores, as nearly half of the time of each is waiting
 # for servers, and no more than four, as many start some.
-WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
+WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 2 : 4)))
 # A module stays in one process, so that its servers are started once; modules keep the order that was drawn.
 BY_MODULE := --dist loadfile --no-loadscope-reorder
 PARALLEL  := -n $(WORKERS) $(BY_MODULE)
