@@ -11,7 +11,7 @@ namespace {
 // With AVX2 a product of bf16 is 1.7 times as fast so. With AVX-512 a tile has more sums for each input that is widened,
 // and it was as fast without; plain loops were, too.
 constexpr bool kWidens = kLanes == 8;
-constexpr long kLeastWidenedRows = 3;
+constexpr long kLeastWidenedRows = 4;
 constexpr int kWideRows = 4;             // of a tile, which has one unit: what registers hold
 constexpr long kWidenedBytes = 1 << 18;  // of inputs: a second cache, as all blocks read them; 256 KiB in older processors
 constexpr long kMostGroupsBytes = 1 << 26;  // of the inputs of groups, which are widened all at once, or not
@@ -46,7 +46,10 @@ void multiply_wide_tile(const LinearCall& call, const float* floats, long row, l
   NextBlock next(call, kBlock * size * sizeof(Bf16), row, output + kUnit, past, size / 2, kWideRows);
   Floats sums[Rows][kVectors] = {};
   for (long i = 0; i < size; i += 2, weights += kBlock * 2) {
-    if (next.is_wanted()) next.read_ahead();
+    if (next.is_wanted())
+      next.read_ahead();
+    else
+      __builtin_prefetch(weights + 16 * kBlock * 2);
     Floats columns[kVectors];
     for (int v = 0; v < kVectors; v++) columns[v] = (Floats)(load<Pairs>(weights + v * kLanes * 2) << 16);
     for (int r = 0; r < Rows; r++) {
