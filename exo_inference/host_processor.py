@@ -12,6 +12,8 @@ from pathlib import Path
 
 from exo_inference.host_memory import ROOT
 
+KERNELS_VARIABLE = "EXO_ENGINE_CPU_KERNELS"
+"""Names the instructions that exo-engine's kernels compute with; passed on to engines of this machine."""
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """As Linux names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
 _VECTORS = frozenset({"avx2", "fma"})
@@ -30,7 +32,7 @@ def has_vector_kernels(root: Path = ROOT, environment: Mapping[str, str] = os.en
         root: of the file system.
         environment: variables that the engine gets.
     """
-    if environment.get("EXO_ENGINE_CPU_KERNELS") in ("off", "plain"):
+    if environment.get(KERNELS_VARIABLE) in ("off", "plain"):
         return False
     return _features(root) >= _VECTORS and _has_compiled_kernels()
 
@@ -54,8 +56,8 @@ def _has_compiled_kernels() -> bool:
 def _first_line(root: Path, *names: str) -> str:
     """Return what follows one of these names first, of any processor."""
     try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        with (root / "proc/cpuinfo").open(encoding="utf-8") as lines:  # long on a large machine
+            parts = (line.partition(":") for line in lines)
+            return next((rest.strip() for name, _, rest in parts if name.strip() in names), "")
     except OSError:
         return ""
-    parts = (line.partition(":") for line in lines)
-    return next((rest.strip() for name, _, rest in parts if name.strip() in names), "")

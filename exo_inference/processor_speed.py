@@ -16,7 +16,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from exo_inference.errors import ExoError
-from exo_inference.host_processor import has_bfloat16, has_vector_kernels, processor_name
+from exo_inference.host_processor import (
+    KERNELS_VARIABLE,
+    has_bfloat16,
+    has_vector_kernels,
+    processor_name,
+)
 from exo_inference.planner.gpu_catalog import Gpu, cpu_as_gpu
 from exo_inference.state_dir import StateDir, read_json, write_atomically
 
@@ -131,7 +136,7 @@ def _checked(value: Any) -> ProcessorSpeed:
 def _this_processor() -> str:
     # Without kernels the same processor is measured in other numbers, and with others at another speed.
     numbers = ", bfloat16 by kernels" if not has_bfloat16() and has_vector_kernels() else ""
-    named = os.environ.get("EXO_ENGINE_CPU_KERNELS") or "auto"
+    named = os.environ.get(KERNELS_VARIABLE) or "auto"
     kernels = "" if named == "auto" else f", kernels {named}"
     return f"{_name()}, {len(os.sched_getaffinity(0))} cores{numbers}{kernels}"
 

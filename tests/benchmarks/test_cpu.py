@@ -20,7 +20,7 @@ from benchmarks.cpu.__main__ import (
     shown_command,
     those_there,
 )
-from benchmarks.cpu.contestants import InPython, LlamaCpp, choose
+from benchmarks.cpu.contestants import InPython, LlamaCpp, _LlamaPrograms, choose
 from benchmarks.cpu.report import Report, Target
 from benchmarks.cpu.run import Bench, Plan
 from benchmarks.cpu.shapes import Limits, Shape, floor_of_prompt, floor_of_step
@@ -379,3 +379,18 @@ def test_a_figure_that_nothing_counts_for_and_a_failure_end_the_run_with_their_c
     report.add("s", "exo-engine-bf16", "decode 8", 0, {"tokens_per_second": 1.0}, 0.5)
     assert exit_code(report, failed=False) == EXIT_BUSY
     assert exit_code(report, failed=True) == EXIT_FAILED
+
+
+@pytest.mark.parametrize(("silent", "is_told"), [(0, True), (4, True), (5, False)])
+def test_a_program_that_sometimes_prints_nothing_is_asked_again(
+    silent: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = iter([*[""] * silent, '{"speed_tg": 7.5}\n'])
+    (tmp_path / "bf16.gguf").touch()
+    programs = _LlamaPrograms(tmp_path / "bf16.gguf", tmp_path / "log")
+    monkeypatch.setattr(programs, "_run", lambda command: next(printed))
+    if is_told:
+        assert programs.decode(1, 2, 3) == 7.5
+    else:
+        with pytest.raises(ValueError, match="0 rows instead of one"):
+            programs.decode(1, 2, 3)

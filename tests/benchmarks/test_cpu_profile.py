@@ -129,3 +129,22 @@ def test_nothing_is_written_from_a_machine_that_was_not_quiet(
     assert written[0].endswith("tables")
     assert "; kernels: avx2. Medians" in written[0]
     assert "Made on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rounds", "0"],
+        ["--attempts", "0"],
+        ["--steps", "-1"],
+        ["--cases", "rubbish"],
+        ["--cases", "decode 0"],
+        ["--cases", "prefill -1"],
+        ["--write", "--rounds", "1"],
+    ],
+    ids=" ".join,
+)
+def test_what_it_cannot_measure_is_refused_before_anything_starts(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        profile.main(words)
+    assert refused.value.code == 2

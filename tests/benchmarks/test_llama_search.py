@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cpu import llama_cpp
-from benchmarks.cpu.llama_search import USED, Setting, search, settings, table
+from benchmarks.cpu.llama_search import USED, Setting, main, search, settings, table
 from benchmarks.cpu.quiet import Watch
 
 
@@ -38,6 +38,15 @@ def test_words_are_replaced_taken_away_and_added() -> None:
         "-fa",
         "on",
     ]
+
+
+@pytest.mark.parametrize(
+    "words", [["--rounds", "0"], ["--models", "nope"], ["--kinds", "x"], ["--form", "y"]]
+)
+def test_what_it_does_not_know_is_refused_before_anything_starts(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2
 
 
 def test_one_that_is_refused_has_no_rate_and_the_others_go_on() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from exo_inference.host_processor import KERNELS_VARIABLE
 from exo_inference.platforms.local.shim import MARKER
 
 _PASSED_ON = (
@@ -23,7 +24,7 @@ _PASSED_ON = (
     "CUDA_PATH",
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
-    "EXO_ENGINE_CPU_KERNELS",
+    KERNELS_VARIABLE,
     # Where traces go, OpenTelemetry's own variables; headers may have the collector's key, which senders need.
     "OTEL_SDK_DISABLED",
     "OTEL_SERVICE_NAME",

@@ -85,3 +85,16 @@ def test_a_bias_of_a_product_before_is_no_part_of_a_group(kernels: Kernels) -> N
     matrix.multiply(inputs, torch.ones(OUTPUTS).bfloat16(), dtype=torch.float32)
     groups = MatrixGroups(kernels, [matrix.call])
     assert (groups.multiply(inputs, torch.tensor([0, 1]).int()) == INPUTS).all()
+
+
+def test_groups_of_more_inputs_than_are_turned_into_float32_have_the_same_bits(
+    kernels: Kernels,
+) -> None:
+    """64 MiB of them is the most: 2,049 rows of 8,192 numbers are 32 KiB more."""
+    matrices = [PackedMatrix(kernels, 3, 8192) for _ in range(2)]
+    for matrix in matrices:
+        matrix.fill(0, torch.randn(3, 8192, generator=torch.Generator().manual_seed(2)))
+    inputs = torch.randn(2049, 8192, generator=torch.Generator().manual_seed(3)).bfloat16()
+    expected = torch.cat([matrices[0].multiply(inputs[:9]), matrices[1].multiply(inputs[9:])])
+    groups = MatrixGroups(kernels, [each.call for each in matrices])
+    assert torch.equal(groups.multiply(inputs, torch.tensor([0, 9, 2049]).int()), expected)
