@@ -7,7 +7,7 @@
 
 The models have random weights and are kept in the cache directory, as is the build of llama.cpp. A measurement
 during which other processes used more than 8 % of a core is made again, up to --attempts times, and then does
-not count; nor does one beside which the machine itself was slow, but with --shared-host. Exit codes: 0; 1 where a contestant failed; 3 where a figure has no measurement that counts.
+not count; nor does one beside which the machine itself was slow, but with --shared-host. Exit codes: 0; 1 where a contestant failed, or the run was stopped; 3 where a figure has no measurement that counts.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from benchmarks.cpu.report import Report
 from benchmarks.cpu.run import HTTP, OFFLINE, Bench, Plan
 
 EXIT_FAILED, EXIT_BUSY = 1, 3
+_WHOLE = "the whole run"
+"""In the place of a contestant, where it was stopped."""
 _PLACES = ("--logs", "--output")
 """Flags that say where files of this machine are."""
 
@@ -192,14 +194,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; no page is written", file=sys.stderr)
         options.write = False
-        report.note_failure("the whole run", "stopped before its end")
+        report.note_failure(_WHOLE, "stopped before its end")
     if options.output:
         options.output.write_text(page.as_json([report]), encoding="utf-8")
     print(page.as_markdown(page.parts_of(report)))
     if options.write:
         page.write(report, instructions.held())
     there = set(report.versions)
-    return exit_code(report, failed=bool(there & set(report.missing)))
+    return exit_code(report, failed=bool((there | {_WHOLE}) & set(report.missing)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cpu import __main__ as bench
 from benchmarks.cpu import instructions, llama_cpp, models, page
 from benchmarks.cpu.__main__ import (
     EXIT_BUSY,
@@ -394,3 +395,18 @@ def test_a_program_that_sometimes_prints_nothing_is_asked_again(
     else:
         with pytest.raises(ValueError, match="0 rows instead of one"):
             programs.decode(1, 2, 3)
+
+
+def test_a_run_that_is_stopped_has_failed_and_writes_no_page(
+    own_page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    before = own_page.read_text()
+    monkeypatch.setattr(bench, "measure", stop)
+    monkeypatch.setattr(bench.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(instructions, "of_kernels", str)
+    assert bench.main(["--write"]) == EXIT_FAILED
+    assert own_page.read_text() == before
+    assert "stopped; no page is written" in capsys.readouterr().err
