@@ -132,10 +132,12 @@ OTHER_TRITON := $(VENV)/triton-3.6.0
 $(OTHER_TRITON)/numpy: | setup-dev
 	@$(LOCKED) --upgrade --target $(OTHER_TRITON) -r $(OF_TRITON)/triton-3.6.0.txt
 
-# The GPU machines have another release than PyTorch brings here. PROCESSES=2 compiles in two.
-test-triton: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels, interpreted and compiled for all GPUs, with Triton 3.6.0
-	@for marks in '' '-m both_releases'; do PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) $$marks $(TRITON_TESTS) \
-	  -W "ignore:Conversion of an array with ndim:DeprecationWarning" || exit 1; done
+# The GPU machines have another release than PyTorch brings here. PROCESSES=2 computes in two.
+OF_GPU_KERNELS := gpu_kernels and not slow and not equivalence and not every_launch
+test-triton: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels, interpreted with both releases of Triton, and compiled for all GPUs with 3.6.0
+	@$(PYTEST) -m '$(OF_GPU_KERNELS)' $(IN_PROCESSES) $(ENGINE)/tests
+	@PYTHONPATH=$(abspath $(OTHER_TRITON)) $(PYTEST) -m 'both_releases or $(OF_GPU_KERNELS)' $(IN_PROCESSES) $(TRITON_TESTS) \
+	  -W "ignore:Conversion of an array with ndim:DeprecationWarning"
 	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 $(if $(PROCESSES),-n $(PROCESSES)) $(OF_TRITON)/test_compile.py
 
 test-triton-all: setup-dev $(OTHER_TRITON)/numpy ## GPU kernels compiled in every combination of settings, with both releases of Triton

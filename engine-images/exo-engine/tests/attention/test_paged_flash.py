@@ -23,7 +23,10 @@ from ..flash_attention_double import flash_attention_on_the_cpu
 SPANS = ((9, 1), (700, 4), (300, 290), (20, 20))
 PAGED = Case(layer(4, 2), torch.bfloat16, "bfloat16", 256, SPANS, way=PagedFlash())
 
-pytestmark = pytest.mark.skipif(find_varlen_attn() is None, reason="PyTorch 2.13 has it first")
+pytestmark = [
+    pytest.mark.gpu_kernels,
+    pytest.mark.skipif(find_varlen_attn() is None, reason="PyTorch 2.13 has it first"),
+]
 
 
 @pytest.fixture

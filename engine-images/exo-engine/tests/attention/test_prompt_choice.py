@@ -20,6 +20,8 @@ from attention_cases import Case, layer
 
 from ..flash_attention_double import flash_attention_on_the_cpu
 
+pytestmark = pytest.mark.gpu_kernels
+
 
 class Stopwatch:
     """A double: what each way of each length takes is said here, the longest length first, the kernels first.

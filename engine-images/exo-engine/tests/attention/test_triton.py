@@ -25,6 +25,8 @@ from attention_cases import CPU, LAYERS, Case, both, layer, random_case, write_p
 
 from ..pairwise import few_with_every_combination
 
+pytestmark = pytest.mark.gpu_kernels
+
 SLOW, OTHERS = pytest.mark.slow, pytest.mark.equivalence
 ON_BOTH = (pytest.mark.slow, pytest.mark.both_releases)
 TOGETHER = list(

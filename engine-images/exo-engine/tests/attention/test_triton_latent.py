@@ -17,6 +17,8 @@ from exo_engine.kernels.triton.launch import Target
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from attention_cases import Case, layer
 
+pytestmark = pytest.mark.gpu_kernels
+
 SMALL = ((9, 1), (70, 1), (20, 6))
 DEEPSEEK = layer(4, 1, 576, num_latent=512)
 MANY = layer(20, 1, 20, num_latent=16)  # more heads than a program of the fixed mode has

@@ -13,6 +13,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_tiles
 from gpu.setting import Setting
 
+pytestmark = pytest.mark.gpu_kernels
+
 
 @pytest.fixture
 def setting(monkeypatch) -> Setting:

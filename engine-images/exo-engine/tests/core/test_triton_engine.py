@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from exo_engine import LLM, SamplingParams
 
+pytestmark = pytest.mark.gpu_kernels
+
 
 def generate(tiny_model, family: str, prompts, num_tokens: int, **options):
     model = tiny_model(family)

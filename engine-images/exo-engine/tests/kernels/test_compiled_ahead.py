@@ -37,6 +37,8 @@ from offline_compiler import compiled_key
 
 from ..fake_gpu import give_zeros
 
+pytestmark = pytest.mark.gpu_kernels
+
 CPU = torch.device("cpu")
 KINDS = {
     "full": AttentionLayer(8, 2, 32, 0.2),

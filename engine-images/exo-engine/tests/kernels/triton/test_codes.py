@@ -22,6 +22,8 @@ from product_cases import (
     random_grouped_codes_case,
 )
 
+pytestmark = pytest.mark.gpu_kernels
+
 HALVES = (torch.bfloat16, torch.float16)
 
 

@@ -17,6 +17,8 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from gpu.measured import MOST_SPILLED, MOST_SPILLED_AMD, MOST_SPILLED_FLOAT32
 from offline_compiler import Compiled, load_widths, looped_instructions, targets
 
+pytestmark = pytest.mark.gpu_kernels
+
 ROOT = Path(__file__).parents[5]
 SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
 SMALL_SHARED = ("sm_86", "sm_89", "sm_120")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import product
 from types import SimpleNamespace
 
+import pytest
 import torch
 from exo_engine.kernels.triton import launch
 from exo_engine.kernels.triton.launch import Target, tile_of
 from triton import next_power_of_2
+
+pytestmark = pytest.mark.gpu_kernels
 
 
 def test_a_gpu_is_asked_once_what_it_is(monkeypatch):

@@ -20,6 +20,8 @@ from exo_engine.kernels.triton.matmul import (
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from product_cases import ProductCase, check_bits, random_product_case, rounding
 
+pytestmark = pytest.mark.gpu_kernels
+
 
 @pytest.mark.parametrize(
     "case",

@@ -18,6 +18,8 @@ from exo_engine.kernels.triton.numbers import (
     encode_int8,
 )
 
+pytestmark = pytest.mark.gpu_kernels
+
 
 @triton.jit
 def decode(codes, numbers, count: tl.constexpr, has_e4m3: tl.constexpr):

@@ -11,6 +11,8 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from attention_cases import CPU
 from row_cases import check_gate, check_norm, check_row, check_states
 
+pytestmark = pytest.mark.gpu_kernels
+
 
 @pytest.mark.parametrize("seed", range(6))
 def test_states_are_moved_on(seed: int) -> None:
