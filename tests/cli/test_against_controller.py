@@ -25,9 +25,11 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     state_dir = tmp_path_factory.mktemp("control-plane") / "state"
     program = [sys.executable, "-m", "exo_inference.cli", "ai"]
     subprocess.run([*program, "up", "--state-dir", str(state_dir)], check=True, timeout=90)
-    create = ["model", "create", "exo/tiny-chat", "--wait", "--state-dir", str(state_dir)]
     try:
-        subprocess.run([*program, *create], check=True, timeout=90)
+        # By this process, whose writes have signatures of their own: a test creates the same model again.
+        with Client(state_dir=state_dir) as client:
+            client.models.create("exo/tiny-chat")
+            client.models.wait_until_ready(client.models.find("exo/tiny-chat").id, timeout=60)
         yield state_dir
     finally:
         subprocess.run([*program, "down", "--state-dir", str(state_dir)], check=True, timeout=90)

@@ -23,10 +23,14 @@ from ..flash_attention_double import flash_attention_on_the_cpu
 SPANS = ((9, 1), (700, 4), (300, 290), (20, 20))
 PAGED = Case(layer(4, 2), torch.bfloat16, "bfloat16", 256, SPANS, way=PagedFlash())
 
-pytestmark = [
-    pytest.mark.gpu_kernels,
-    pytest.mark.skipif(find_varlen_attn() is None, reason="PyTorch 2.13 has it first"),
-]
+pytestmark = pytest.mark.gpu_kernels
+
+
+@pytest.fixture(autouse=True)
+def has_varlen_attn() -> None:
+    """To look for it takes a second, and every process collects this module."""
+    if find_varlen_attn() is None:
+        pytest.skip("PyTorch 2.13 has it first")
 
 
 @pytest.fixture

@@ -53,7 +53,9 @@ def assert_same_report(found, expected):
     assert values == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+)
 def test_slots_that_come_and_go_equal_rows(plain, seed):
     """The plain sampler gets whole histories; the state gets differences."""
     numbers = random.Random(seed)
