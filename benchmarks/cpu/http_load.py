@@ -22,7 +22,6 @@ FIRST_TOKEN = 256
 CONCURRENCY = 16
 MANY, MANY_AT_ONCE = 1000, 64
 _MANY_PROMPT, _MANY_OUTPUT = 96, 16
-_MANY_WARM = 800
 """Requests by which a cache of 1 GiB for prompts that may come again is full, with these models."""
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_ANSWER = 32, 510, 280
 """Of what is drawn, before it is scaled to these means."""
@@ -169,7 +168,9 @@ class Client:
     async def many(
         self, session: aiohttp.ClientSession, held_mb: Callable[[], float], count: int = MANY
     ) -> dict[str, float]:
-        """Put many short requests, 64 at a time, every one of which has to be answered.
+        """Put many short requests, 64 at a time, every one of which has to be answered, and as many before them.
+
+        The first fill the server's caches: what it holds more after that is what it does not give back.
 
         Args:
             session: without a limit on connections.
@@ -177,20 +178,21 @@ class Client:
             count: how many requests.
 
         Returns:
-            Tokens per second, and by how much more memory is held at the end than after four fifths of them, in MB.
+            Tokens per second, and by how much more memory is held after the last than before the first, in MB.
         """
-        left, done, warm_mb = count, 0, 0.0
+        left, done = 2 * count, 0
+        warm_mb, begun = 0.0, 0.0
 
         async def take() -> None:
-            nonlocal left, done, warm_mb
+            nonlocal left, done, warm_mb, begun
             while left:
                 left -= 1
                 await self._ask(session, self._prompt(_MANY_PROMPT), _MANY_OUTPUT)
                 done += 1
-                if done == count * _MANY_WARM // MANY:
+                if done == count:
                     warm_mb = await asyncio.to_thread(held_mb)
+                    begun = time.perf_counter()
 
-        begun = time.perf_counter()
         await asyncio.gather(*(take() for _ in range(MANY_AT_ONCE)))
         seconds = time.perf_counter() - begun
         grown = await asyncio.to_thread(held_mb) - warm_mb

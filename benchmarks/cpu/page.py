@@ -44,7 +44,7 @@ SERVED = (
     ("long prompt", "itl_p99_ms", "p99"),
     ("long prompt", "ttft_ms", "their first token, ms"),
     ("many", "tokens_per_second", "64 at a time, tokens/s"),
-    ("many", "grown_mb", "memory more after all than after 800, MB"),
+    ("many", "grown_mb", "memory more after them than before, MB"),
     ("start", "ready_seconds", "ready, s"),
     ("memory", "peak_mb", "peak memory, MB"),
 )
