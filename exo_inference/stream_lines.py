@@ -1,4 +1,4 @@
-"""Cuts bytes that come in pieces into lines, which end with a line feed and with nothing else.
+"""Splits bytes that come in pieces into lines, which end with a line feed and with nothing else.
 
 JSON leaves U+0085, U+2028 and U+2029 inside texts as they are, and Python's `splitlines`, as httpx's own lines,
 ends a line there: what an engine logs or answers would break the stream that it comes in. Used by the client

@@ -1,8 +1,9 @@
 """Everything the engine core needs to know, in one frozen object, and how "auto" is settled.
 
 The server's command line, `LLM` and tests build an `EngineConfig`; `resolve()` turns it, with what
-the model and the machine are, into a `ResolvedConfig` in which nothing is "auto" any more. Both are
-pure: no file, device or environment variable is read here.
+the model and the machine are, into a `ResolvedConfig` in which nothing is "auto" any more but the
+attention backend, which the layers choose (`attention.create_backend`). Both are pure: no file, device
+or environment variable is read here.
 """
 
 from __future__ import annotations

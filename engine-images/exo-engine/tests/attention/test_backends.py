@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from exo_engine.attention import create_backend, reference
+from exo_engine.attention import BACKENDS, create_backend, reference
 from exo_engine.attention.cache_plan import plan_cache
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.kv_format import KV_FORMATS
@@ -17,6 +18,14 @@ from exo_engine.core.block_manager import BlockCopy
 from exo_engine.errors import ConfigurationError
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 8, 4
+HELD_IN = {
+    "cpu": "test_cpu.py",
+    "flashinfer": "test_gathering.py",
+    "reference": "test_backends.py",
+    "torch": "test_gathering.py",
+    "triton": "test_triton.py",
+}
+"""The file that holds a backend equal to attention written out; those that are named here are given to its tests."""
 CPU = torch.device("cpu")
 
 
@@ -67,7 +76,9 @@ SHAPES = [(1, 1), (9, 1), (30, 1), (31, 1), (50, 1), (3, 3), (20, 20), (26, 8), 
 @pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 @pytest.mark.parametrize("limits", [pytest.param("default", marks=pytest.mark.slow), "tiny"])
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize("name", ["reference"])  # tests/attention/test_cpu.py has the kernels
+@pytest.mark.parametrize(
+    "name", [each for each, where in HELD_IN.items() if where == Path(__file__).name]
+)
 def test_any_mix_of_prompts_chunks_and_single_tokens(name, layers, limits, kv_dtype, monkeypatch):
     if limits == "tiny":  # every batch and every chunk is split
         monkeypatch.setitem(reference._MAX_GATHERED_TOKENS, "cpu", 40)
@@ -178,10 +189,18 @@ def test_blocks_are_copied_in_every_layer():
     assert len(cache.pool) == 4  # keys and values of two layers
 
 
-@pytest.mark.parametrize("name", ["reference"])  # tests/attention/test_cpu.py has the kernels
+@pytest.mark.parametrize(
+    "name", [each for each, where in HELD_IN.items() if where == Path(__file__).name]
+)
 def test_scratch_is_bounded_and_known(name):
     cache = make_cache(4, [layer()])
     assert 0 < create_backend(name, [layer()], cache).scratch_bytes() < 2**28
+
+
+def test_every_backend_is_held_equal_somewhere():
+    assert set(HELD_IN) == set(BACKENDS)
+    for where in HELD_IN.values():
+        assert Path(__file__).with_name(where).exists()
 
 
 def test_an_unknown_backend_is_refused():
