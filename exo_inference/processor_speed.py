@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 from exo_inference.errors import ExoError
 from exo_inference.host_processor import (
     KERNELS_VARIABLE,
+    engine_kernels,
     has_bfloat16,
-    has_vector_kernels,
     processor_name,
 )
 from exo_inference.planner.gpu_catalog import Gpu, cpu_as_gpu
@@ -106,16 +106,15 @@ def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
         total_bytes: memory that can be used.
         state: where a measurement is kept.
     """
-    speed = read_speed(state)
-    is_fast_in_bfloat16 = has_bfloat16() or has_vector_kernels()
-    if speed is None:
-        return cpu_as_gpu(total_bytes, is_fast_in_bfloat16=is_fast_in_bfloat16)
-    return cpu_as_gpu(
+    speed, kernels = read_speed(state), engine_kernels()
+    gpu = cpu_as_gpu(
         total_bytes,
-        is_fast_in_bfloat16=is_fast_in_bfloat16,
-        bandwidth=speed.read_bytes,
-        operations=speed.operations,
+        is_fast_in_bfloat16=has_bfloat16() or kernels.has_vectors,
+        kernels=kernels.path,
+        bandwidth=speed.read_bytes if speed is not None else None,
+        operations=speed.operations if speed is not None else None,
     )
+    return replace(gpu, refusal=kernels.refusal)
 
 
 def _checked(value: Any) -> ProcessorSpeed:
@@ -135,7 +134,11 @@ def _checked(value: Any) -> ProcessorSpeed:
 
 def _this_processor() -> str:
     # Without kernels the same processor is measured in other numbers, and with others at another speed.
-    numbers = ", bfloat16 by kernels" if not has_bfloat16() and has_vector_kernels() else ""
+    found = engine_kernels()
+    if has_bfloat16():
+        numbers = "" if found.path else ", without kernels"
+    else:
+        numbers = ", bfloat16 by kernels" if found.has_vectors else ""
     named = os.environ.get(KERNELS_VARIABLE) or "auto"
     kernels = "" if named == "auto" else f", kernels {named}"
     return f"{_name()}, {len(os.sched_getaffinity(0))} cores{numbers}{kernels}"

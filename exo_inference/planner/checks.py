@@ -26,7 +26,8 @@ def check_request(
 ) -> list[Problem]:
     """Return everything that is wrong apart from memory; which types an engine takes is known of vLLM and exo-engine."""
     rules = parameters.rules
-    problems = _check_ranks(model, gpu, gpu_count, ranks, rules)
+    problems = [Problem("processor", gpu.refusal, says_step=True)] if gpu.refusal else []
+    problems += _check_ranks(model, gpu, gpu_count, ranks, rules)
     problems += _check_length(model, parameters)
     if rules.static_share is not None:
         return [
