@@ -68,20 +68,53 @@ def test_one_of_another_machine_counts_as_none(state: StateDir) -> None:
         assert read_speed(state) is None
 
 
-@pytest.mark.parametrize("by_itself", [True, False])
-@pytest.mark.usefixtures("engine")
-def test_one_in_other_numbers_counts_as_none(
-    by_itself: bool, state: StateDir, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("by_itself", "path", "measured", "counts"),
+    [
+        (True, "avx512_bf16", "avx512_bf16", True),
+        (True, "avx512_bf16", "avx2", False),
+        (True, "avx2", "avx512_bf16", False),
+        (True, "", "torch", True),
+        (True, "", "avx512_bf16", False),
+        (True, "plain", "plain", True),
+        (False, "plain", "torch", True),
+        (False, "avx2", "avx2", True),
+        (False, "avx2", "torch", False),
+    ],
+)
+def test_one_of_other_kernels_counts_as_none(
+    engine: dict[str, Any],
+    state: StateDir,
+    monkeypatch: pytest.MonkeyPatch,
+    by_itself: bool,
+    path: str,
+    measured: str,
+    counts: bool,
 ) -> None:
-    """As where the engine was measured before it had kernels, or where they are switched off since."""
+    """As where the engine was measured before it had kernels, or where others are named or switched off since."""
     monkeypatch.setattr(processor_speed, "has_bfloat16", lambda: by_itself)
-    monkeypatch.setattr(processor_speed, "engine_kernels", EngineKernels)
+    monkeypatch.setattr(processor_speed, "engine_kernels", lambda: EngineKernels(path))
+    engine["stdout"] = json.dumps({**MEASURED, "kernels": measured})
     write_speed(state, measure_speed())
-    assert machine_cpu(2**30, state).is_measured
-    assert machine_cpu(2**30, state).supports("bf16") == by_itself
-    monkeypatch.setattr(processor_speed, "engine_kernels", lambda: EngineKernels("avx2"))
-    assert not machine_cpu(2**30, state).is_measured
-    assert machine_cpu(2**30, state).supports("bf16")
+    gpu = machine_cpu(2**30, state)
+    assert gpu.is_measured == counts
+    assert gpu.supports("bf16") == (by_itself or path == "avx2")
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_machine_is_measured_with_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given: dict[str, Any] = {}
+    run = processor_speed.subprocess.run
+
+    def look(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        given.update(options["env"])
+        return run(command, **options)
+
+    monkeypatch.setattr(processor_speed.subprocess, "run", look)
+    measure_speed()
+    assert "PATH" in given
+    assert "OMP_NUM_THREADS" not in given
 
 
 def test_where_no_engine_starts_the_machine_says_so(
@@ -91,17 +124,6 @@ def test_where_no_engine_starts_the_machine_says_so(
     monkeypatch.setattr(processor_speed, "engine_kernels", lambda: refused)
     assert machine_cpu(2**30, state).refusal == "it says no"
     assert machine_cpu(2**30, state).kernels == ""
-
-
-@pytest.mark.usefixtures("engine")
-def test_one_of_other_kernels_counts_as_none(
-    state: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EXO_ENGINE_CPU_KERNELS", "avx2")
-    write_speed(state, measure_speed())
-    assert machine_cpu(2**30, state).is_measured
-    monkeypatch.delenv("EXO_ENGINE_CPU_KERNELS")
-    assert not machine_cpu(2**30, state).is_measured
 
 
 @pytest.mark.parametrize(

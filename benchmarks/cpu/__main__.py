@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from benchmarks.cpu import instructions, llama_cpp, page
 from benchmarks.cpu.contestants import THREADS, Contestant, all_contestants, choose
 from benchmarks.cpu.models import ROOT, SIZES
+from benchmarks.cpu.processes import stop_on_signals
 from benchmarks.cpu.quiet import SLOWEST_PACE
 from benchmarks.cpu.report import Report
 from benchmarks.cpu.run import HTTP, OFFLINE, Bench, Plan
@@ -176,7 +176,7 @@ def exit_code(report: Report, *, failed: bool) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped
+    stop_on_signals()
     options = read_options(argv)
     instructions.hold(options.instructions)
     report = Report(

@@ -405,7 +405,7 @@ def test_a_run_that_is_stopped_has_failed_and_writes_no_page(
 
     before = own_page.read_text()
     monkeypatch.setattr(bench, "measure", stop)
-    monkeypatch.setattr(bench.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(bench, "stop_on_signals", lambda: None)
     monkeypatch.setattr(instructions, "of_kernels", str)
     assert bench.main(["--write"]) == EXIT_FAILED
     assert own_page.read_text() == before
