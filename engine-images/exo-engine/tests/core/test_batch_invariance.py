@@ -160,3 +160,9 @@ def test_the_flag_is_refused_where_it_is_not(
         monkeypatch.setattr(loading, "load_decoder", None)
     with pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: {reason}"):
         LLM(tiny_model(family).path, **{**OPTIONS, **options}, batch_invariant=True)
+
+
+def test_attention_by_kernels_is_refused_before_the_weights_are_read(tiny_model, monkeypatch):
+    monkeypatch.setattr(loading, "load_decoder", None)
+    with pytest.raises(ConfigurationError, match="backend 'cpu' needs the compiled kernels"):
+        LLM(tiny_model("qwen3").path, **{**OPTIONS, "dtype": "float32"}, attention_backend="cpu")

@@ -133,9 +133,13 @@ def _load_on_device(
     was_length_asked: bool,
 ) -> LoadedCore:
     at_start = read_device_memory(settings.device)
-    if settings.batch_invariant and settings.device == "cpu":
-        # Before the weights are read, which may take minutes.
-        _check_batch_invariant(_attention_alone(spec, settings), settings)
+    if settings.device == "cpu" and (
+        settings.batch_invariant or settings.attention_backend == "cpu"
+    ):
+        # Refused before the weights are read, which may take minutes.
+        attention = _attention_alone(spec, settings)
+        if settings.batch_invariant:
+            _check_batch_invariant(attention, settings)
     compilations.OWN.begin_start()
     if settings.device == "cuda":
         compilations.OWN.watch()
