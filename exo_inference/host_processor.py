@@ -46,7 +46,10 @@ class EngineKernels:
 
 def engine_kernels() -> EngineKernels:
     """Return what the engine computes with, as the environment of this process has it."""
-    return _ask_engine(os.environ.get(KERNELS_VARIABLE, ""))
+    try:
+        return _ask_engine(os.environ.get(KERNELS_VARIABLE, ""))
+    except (OSError, subprocess.SubprocessError):  # it may answer the next time
+        return EngineKernels()
 
 
 def has_bfloat16(root: Path = ROOT) -> bool:
@@ -63,17 +66,14 @@ def processor_name(root: Path = ROOT) -> str:
 def _ask_engine(named: str) -> EngineKernels:
     if find_spec("exo_engine") is None:
         return EngineKernels()
-    try:
-        answer = subprocess.run(
-            [sys.executable, "-m", "exo_engine.kernels.library"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_ASK_SECONDS,
-            env={**os.environ, KERNELS_VARIABLE: named},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return EngineKernels()
+    answer = subprocess.run(
+        [sys.executable, "-m", "exo_engine.kernels.library"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_ASK_SECONDS,
+        env={**os.environ, KERNELS_VARIABLE: named},
+    )
     if answer.returncode == _REFUSED:
         return EngineKernels(refusal=answer.stderr.strip().splitlines()[-1])
     return EngineKernels("" if answer.returncode else answer.stdout.strip())

@@ -317,7 +317,7 @@ def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
     if setting.rules.static_share is not None:
         return (*setting.model.notes, *type_notes(setting), rest_note(setting))
-    slow = why_not_estimated(setting.gpu, setting.dtype)
+    slow = why_not_estimated(setting.gpu, setting.dtype, setting.rules)
     own = (*setting.model.notes, *setting.speculation.notes, *assumed, *([slow] if slow else []))
     return (*own, *communication_notes(setting))
 

@@ -117,8 +117,12 @@ def test_without_kernels_the_head_keeps_its_bits(kernels: str) -> None:
         ("avx512_bf16", "auto", ""),
         ("avx512_bf16", "float32", "compute in bfloat16 alone, not in float32"),
         ("plain", "auto", "have no vectors here"),
-        ("", "auto", "no compiled kernels here, or EXO_ENGINE_CPU_KERNELS switches them off"),
-        ("", "float32", "no compiled kernels here"),
+        (
+            "",
+            "auto",
+            "not installed here with compiled kernels, or EXO_ENGINE_CPU_KERNELS switches",
+        ),
+        ("", "float32", "not installed here with compiled kernels"),
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--quantization=int4"], ["--quantization=int8"]])
@@ -149,6 +153,8 @@ def test_a_machine_on_which_no_engine_starts_is_refused() -> None:
     found = plan(model, cpu, 1, settings_of([], engine="exo"))
     assert [(each.code, each.detail) for each in found.problems] == [("processor", "it says no")]
     assert (found.verdict, found.speed, found.notes) == (Verdict.REFUSED, None, ())
+    others = plan(model, cpu, 1, settings_of([]))
+    assert others.problems == (), "another engine does not ask"
 
 
 @pytest.mark.parametrize("flag", ["int4", "int4_per_group_128"])
