@@ -81,10 +81,17 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--{wrong[0]} must be 1 or more")
     if not 2 <= options.output_tokens <= 512:
         parser.error("--output-tokens must be 2 to 512")
+    if options.output and (options.output.is_dir() or not options.output.parent.is_dir()):
+        parser.error(f"--output: {options.output} can be no file")  # said before hours are measured
     if options.write and (options.quick or options.rounds < 3):
         parser.error("--write keeps figures: it needs three rounds, and no --quick")
     if options.write and options.shared_host and options.rounds < 5:
         parser.error("--write keeps figures: of a shared host it needs five rounds")
+    try:
+        if options.logs:
+            options.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        parser.error(f"--logs: {exc}")
     return options
 
 
@@ -188,7 +195,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         kernels=instructions.of_kernels(),
     )
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bench-cpu-"))
-    logs.mkdir(parents=True, exist_ok=True)
     try:
         measure(options, report, logs)
     except KeyboardInterrupt:

@@ -290,6 +290,8 @@ def test_commands_are_shown_without_the_places_of_this_machine(
         (["--rounds", "4", "--shared-host", "--write"], "of a shared host it needs five rounds"),
         (["--output-tokens", "1"], "must be 2 to 512"),
         (["--output-tokens", "513"], "must be 2 to 512"),
+        (["--output", "/nowhere/x.json"], "/nowhere/x.json can be no file"),
+        (["--logs", "/proc/x"], "--logs: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
