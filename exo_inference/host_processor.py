@@ -6,7 +6,10 @@ Plans for engines on the CPU ask (`processor_speed`). The engine's own answer is
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,27 +17,44 @@ from exo_inference.host_memory import ROOT
 
 KERNELS_VARIABLE = "EXO_ENGINE_CPU_KERNELS"
 """Names the instructions that exo-engine's kernels compute with; passed on to engines of this machine."""
+PLAIN_LOOPS = "plain"
+"""The path of the kernels that has no vectors."""
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """As Linux names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
-_VECTORS = frozenset({"avx2", "fma"})
-"""The least with which exo-engine's kernels compute bfloat16 as vectors of float32."""
+_ASK_SECONDS = 30.0
+_REFUSED = 78
+"""What the engine ends with where a setting is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKernels:
+    """What exo-engine computes with on this machine.
+
+    Attributes:
+        path: the instructions of its compiled kernels; empty where PyTorch computes, or the engine is not installed.
+        refusal: why no engine starts here, in its own words; empty where one does.
+    """
+
+    path: str = ""
+    refusal: str = ""
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether they compute bfloat16 as vectors."""
+        return self.path not in ("", PLAIN_LOOPS)
+
+
+def engine_kernels() -> EngineKernels:
+    """Return what the engine computes with, as the environment of this process has it."""
+    try:
+        return _ask_engine(os.environ.get(KERNELS_VARIABLE, ""))
+    except (OSError, subprocess.SubprocessError):  # it may answer the next time
+        return EngineKernels()
 
 
 def has_bfloat16(root: Path = ROOT) -> bool:
     """Whether the processor multiplies bfloat16 by itself; not where Linux does not say."""
-    return bool(_BFLOAT16 & _features(root))
-
-
-def has_vector_kernels(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether exo-engine is installed with kernels that compute bfloat16 as vectors on this processor.
-
-    Args:
-        root: of the file system.
-        environment: variables that the engine gets.
-    """
-    if environment.get(KERNELS_VARIABLE) in ("off", "plain"):
-        return False
-    return _features(root) >= _VECTORS and _has_compiled_kernels()
+    return bool(_BFLOAT16 & frozenset(_first_line(root, "flags", "Features").split()))
 
 
 def processor_name(root: Path = ROOT) -> str:
@@ -42,15 +62,21 @@ def processor_name(root: Path = ROOT) -> str:
     return _first_line(root, "model name", "CPU part")
 
 
-def _features(root: Path) -> frozenset[str]:
-    return frozenset(_first_line(root, "flags", "Features").split())
-
-
-def _has_compiled_kernels() -> bool:
-    engine = find_spec("exo_engine")
-    if engine is None or engine.origin is None:
-        return False
-    return (Path(engine.origin).parent / "kernels/libexo_kernels.so").exists()
+@cache
+def _ask_engine(named: str) -> EngineKernels:
+    if find_spec("exo_engine") is None:
+        return EngineKernels()
+    answer = subprocess.run(
+        [sys.executable, "-m", "exo_engine.kernels.library"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_ASK_SECONDS,
+        env={**os.environ, KERNELS_VARIABLE: named},
+    )
+    if answer.returncode == _REFUSED:
+        return EngineKernels(refusal=answer.stderr.strip().splitlines()[-1])
+    return EngineKernels("" if answer.returncode else answer.stdout.strip())
 
 
 def _first_line(root: Path, *names: str) -> str:

@@ -1,6 +1,7 @@
 """How fast this machine's processor is for exo-engine: measured by the engine when asked, kept in the state directory.
 
-Without a measurement plans assume a machine. One of another processor, or of other cores, counts as none.
+Without a measurement plans assume a machine. One of another processor, of other cores or of other kernels counts as
+none.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 from exo_inference.errors import ExoError
 from exo_inference.host_processor import (
-    KERNELS_VARIABLE,
+    engine_kernels,
     has_bfloat16,
-    has_vector_kernels,
     processor_name,
 )
 from exo_inference.planner.gpu_catalog import Gpu, cpu_as_gpu
@@ -34,6 +34,8 @@ no counter here shows.
 _MEASURE_SECONDS = 120.0
 _MOST = 1e18
 """Bytes or operations per second: no machine has more, so the file is not ours."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""What this process is held to, and no engine that the control plane starts."""
 _KINDS = ("plain", "int8", "int4")
 
 
@@ -72,9 +74,15 @@ def measure_speed() -> ProcessorSpeed:
             hint="Run `pip install 'exo-inference[engine]'`.",
         )
     command = [sys.executable, "-m", "exo_engine.machine"]
+    environment = {name: value for name, value in os.environ.items() if name not in _THREADS}
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_MEASURE_SECONDS, check=True
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_MEASURE_SECONDS,
+            check=True,
+            env=environment,
         )
         return _checked({"processor": _this_processor(), **json.loads(answer.stdout)})
     except subprocess.CalledProcessError as exc:
@@ -91,12 +99,13 @@ def write_speed(state: StateDir, speed: ProcessorSpeed) -> None:
 
 
 def read_speed(state: StateDir) -> ProcessorSpeed | None:
-    """Return the measurement of this machine; None: there is none, or it is of another one, or damaged."""
+    """Return the measurement of this machine; None: there is none, or it is of another one or of other kernels, or damaged."""
     try:
         found = _checked(read_json(state.processor_file))
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.processor == _this_processor() else None
+    is_known = found.processor == _this_processor() and found.kernels == _computing_kernels()
+    return found if is_known else None
 
 
 def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
@@ -106,16 +115,15 @@ def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
         total_bytes: memory that can be used.
         state: where a measurement is kept.
     """
-    speed = read_speed(state)
-    is_fast_in_bfloat16 = has_bfloat16() or has_vector_kernels()
-    if speed is None:
-        return cpu_as_gpu(total_bytes, is_fast_in_bfloat16=is_fast_in_bfloat16)
-    return cpu_as_gpu(
+    speed, kernels = read_speed(state), engine_kernels()
+    gpu = cpu_as_gpu(
         total_bytes,
-        is_fast_in_bfloat16=is_fast_in_bfloat16,
-        bandwidth=speed.read_bytes,
-        operations=speed.operations,
+        is_fast_in_bfloat16=has_bfloat16() or kernels.has_vectors,
+        kernels=kernels.path,
+        bandwidth=speed.read_bytes if speed is not None else None,
+        operations=speed.operations if speed is not None else None,
     )
+    return replace(gpu, refusal=kernels.refusal)
 
 
 def _checked(value: Any) -> ProcessorSpeed:
@@ -134,11 +142,13 @@ def _checked(value: Any) -> ProcessorSpeed:
 
 
 def _this_processor() -> str:
-    # Without kernels the same processor is measured in other numbers, and with others at another speed.
-    numbers = ", bfloat16 by kernels" if not has_bfloat16() and has_vector_kernels() else ""
-    named = os.environ.get(KERNELS_VARIABLE) or "auto"
-    kernels = "" if named == "auto" else f", kernels {named}"
-    return f"{_name()}, {len(os.sched_getaffinity(0))} cores{numbers}{kernels}"
+    return f"{_name()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _computing_kernels() -> str:
+    """Return what the engine would say that it was measured with: without bfloat16 it computes in float32 by PyTorch."""
+    found = engine_kernels()
+    return (found.path if has_bfloat16() or found.has_vectors else "") or "torch"
 
 
 @cache

@@ -11,7 +11,7 @@ import pytest
 
 from exo_inference import host_processor, processor_speed
 from exo_inference.errors import ExoError
-from exo_inference.host_processor import has_bfloat16, has_vector_kernels, processor_name
+from exo_inference.host_processor import EngineKernels, engine_kernels, has_bfloat16, processor_name
 from exo_inference.processor_speed import machine_cpu, measure_speed, read_speed, write_speed
 from exo_inference.state_dir import StateDir
 
@@ -39,6 +39,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return subprocess.CompletedProcess(command, 0, answer["stdout"], "")
 
     monkeypatch.setattr(processor_speed.subprocess, "run", run)
+    monkeypatch.setattr(processor_speed, "engine_kernels", lambda: EngineKernels("avx512"))
     return answer
 
 
@@ -67,30 +68,62 @@ def test_one_of_another_machine_counts_as_none(state: StateDir) -> None:
         assert read_speed(state) is None
 
 
-@pytest.mark.usefixtures("engine")
-def test_one_in_other_numbers_counts_as_none(
-    state: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the engine was measured before it had kernels, or where they are switched off since."""
-    monkeypatch.setattr(processor_speed, "has_bfloat16", lambda: False)
-    monkeypatch.setattr(processor_speed, "has_vector_kernels", lambda: False)
-    write_speed(state, measure_speed())
-    assert machine_cpu(2**30, state).is_measured
-    assert not machine_cpu(2**30, state).supports("bf16")
-    monkeypatch.setattr(processor_speed, "has_vector_kernels", lambda: True)
-    assert not machine_cpu(2**30, state).is_measured
-    assert machine_cpu(2**30, state).supports("bf16")
-
-
-@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    ("by_itself", "path", "measured", "counts"),
+    [
+        (True, "avx512_bf16", "avx512_bf16", True),
+        (True, "avx512_bf16", "avx2", False),
+        (True, "avx2", "avx512_bf16", False),
+        (True, "", "torch", True),
+        (True, "", "avx512_bf16", False),
+        (True, "plain", "plain", True),
+        (False, "plain", "torch", True),
+        (False, "avx2", "avx2", True),
+        (False, "avx2", "torch", False),
+    ],
+)
 def test_one_of_other_kernels_counts_as_none(
+    engine: dict[str, Any],
+    state: StateDir,
+    monkeypatch: pytest.MonkeyPatch,
+    by_itself: bool,
+    path: str,
+    measured: str,
+    counts: bool,
+) -> None:
+    """As where the engine was measured before it had kernels, or where others are named or switched off since."""
+    monkeypatch.setattr(processor_speed, "has_bfloat16", lambda: by_itself)
+    monkeypatch.setattr(processor_speed, "engine_kernels", lambda: EngineKernels(path))
+    engine["stdout"] = json.dumps({**MEASURED, "kernels": measured})
+    write_speed(state, measure_speed())
+    gpu = machine_cpu(2**30, state)
+    assert gpu.is_measured == counts
+    assert gpu.supports("bf16") == (by_itself or path == "avx2")
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_machine_is_measured_with_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given: dict[str, Any] = {}
+    run = processor_speed.subprocess.run
+
+    def look(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        given.update(options["env"])
+        return run(command, **options)
+
+    monkeypatch.setattr(processor_speed.subprocess, "run", look)
+    measure_speed()
+    assert "PATH" in given
+    assert "OMP_NUM_THREADS" not in given
+
+
+def test_where_no_engine_starts_the_machine_says_so(
     state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EXO_ENGINE_CPU_KERNELS", "avx2")
-    write_speed(state, measure_speed())
-    assert machine_cpu(2**30, state).is_measured
-    monkeypatch.delenv("EXO_ENGINE_CPU_KERNELS")
-    assert not machine_cpu(2**30, state).is_measured
+    refused = EngineKernels(refusal="it says no")
+    monkeypatch.setattr(processor_speed, "engine_kernels", lambda: refused)
+    assert machine_cpu(2**30, state).refusal == "it says no"
+    assert machine_cpu(2**30, state).kernels == ""
 
 
 @pytest.mark.parametrize(
@@ -171,47 +204,60 @@ def write_features(root: Path, features: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("features", "by_itself", "by_vectors"),
+    ("features", "by_itself"),
     [
-        ("flags\t\t: fpu avx2 fma avx512f avx512_bf16", True, True),
-        ("flags\t\t: fpu avx2 fma amx_tile amx_bf16", True, True),
-        ("flags\t\t: fpu avx2 fma", False, True),
-        ("flags\t\t: fpu avx2", False, False),
-        ("Features\t: fp asimd bf16 i8mm", True, False),
-        ("Features\t: fp asimd", False, False),
+        ("flags\t\t: fpu avx2 fma avx512f avx512_bf16", True),
+        ("flags\t\t: fpu avx2 fma amx_tile amx_bf16", True),
+        ("flags\t\t: fpu avx2 fma", False),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("Features\t: fp asimd", False),
     ],
 )
-def test_a_processor_is_fast_in_bfloat16_by_itself_or_by_the_engines_kernels(
-    features: str,
-    by_itself: bool,
-    by_vectors: bool,
-    tmp_path: Path,
+def test_a_processor_says_whether_it_has_bfloat16(
+    features: str, by_itself: bool, tmp_path: Path
+) -> None:
+    assert has_bfloat16(write_features(tmp_path, features)) == by_itself
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is asked anew, as one answer is kept for each value of the variable."""
+    monkeypatch.setattr(host_processor, "_ask_engine", host_processor._ask_engine.__wrapped__)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_the_engine_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_processor, "find_spec", lambda name: None)
+    assert engine_kernels() == EngineKernels()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_engine_that_does_not_answer_counts_as_without_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = write_features(tmp_path, features)
-    assert has_bfloat16(root) == by_itself
-    monkeypatch.delenv("EXO_ENGINE_CPU_KERNELS", raising=False)
-    monkeypatch.setattr(host_processor, "_has_compiled_kernels", lambda: True)
-    assert has_vector_kernels(root) == by_vectors
-    monkeypatch.setattr(host_processor, "_has_compiled_kernels", lambda: False)
-    assert not has_vector_kernels(root)
+    monkeypatch.setattr(host_processor, "find_spec", lambda name: name)
+    monkeypatch.setattr(host_processor.sys, "executable", "/bin/false")
+    assert engine_kernels() == EngineKernels()
+    monkeypatch.setattr(host_processor.sys, "executable", "/nowhere")
+    assert engine_kernels() == EngineKernels()
 
 
-def test_without_the_engine_there_are_no_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_processor, "find_spec", lambda name: None)
-    assert not has_vector_kernels(write_features(tmp_path, "flags\t\t: avx2 fma"))
-
-
-@pytest.mark.parametrize("path", ["", "off", "plain", "avx2"])
+@pytest.mark.parametrize("named", ["", "auto", "off", "plain", "avx2", "none", "best"])
 def test_the_engine_says_the_same_of_this_machine(
-    path: str, monkeypatch: pytest.MonkeyPatch
+    named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = pytest.importorskip("exo_engine.kernels.library")
-    engines = pytest.importorskip("exo_engine.kernels.processor")
-    if path not in ("", "off", *library.available_paths()):
-        pytest.skip(f"this machine has no {path}")
-    monkeypatch.setenv(library.VARIABLE, path)
-    monkeypatch.setattr(engines, "has_bfloat16", lambda: False)
-    assert has_vector_kernels() == engines.is_fast_in_bfloat16()
+    errors = pytest.importorskip("exo_engine.errors")
+    monkeypatch.setenv(library.VARIABLE, named)
+    found = engine_kernels()
+    if named in ("none", "best"):
+        with pytest.raises(errors.ConfigurationError) as refused:
+            library.chosen_kernels()
+        told = refused.value
+        assert found == EngineKernels(refusal=f"{told.message}. {told.hint}")
+        return
+    if named not in ("", "auto", "off", *library.available_paths()):
+        pytest.skip(f"this machine has no {named}")
+    kernels = library.chosen_kernels()
+    assert found == EngineKernels("" if kernels is None else kernels.path)
+    assert found.has_vectors == (kernels is not None and kernels.path != "plain")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from benchmarks.cpu import instructions, llama_cpp, page
 from benchmarks.cpu.contestants import THREADS, Contestant, all_contestants, choose
 from benchmarks.cpu.models import ROOT, SIZES
+from benchmarks.cpu.processes import stop_on_signals
 from benchmarks.cpu.quiet import SLOWEST_PACE
 from benchmarks.cpu.report import Report
 from benchmarks.cpu.run import HTTP, OFFLINE, Bench, Plan
@@ -81,10 +81,17 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--{wrong[0]} must be 1 or more")
     if not 2 <= options.output_tokens <= 512:
         parser.error("--output-tokens must be 2 to 512")
+    if options.output and (options.output.is_dir() or not options.output.parent.is_dir()):
+        parser.error(f"--output: {options.output} can be no file")  # said before hours are measured
     if options.write and (options.quick or options.rounds < 3):
         parser.error("--write keeps figures: it needs three rounds, and no --quick")
     if options.write and options.shared_host and options.rounds < 5:
         parser.error("--write keeps figures: of a shared host it needs five rounds")
+    try:
+        if options.logs:
+            options.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        parser.error(f"--logs: {exc}")
     return options
 
 
@@ -176,7 +183,7 @@ def exit_code(report: Report, *, failed: bool) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped
+    stop_on_signals()
     options = read_options(argv)
     instructions.hold(options.instructions)
     report = Report(
@@ -188,7 +195,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         kernels=instructions.of_kernels(),
     )
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bench-cpu-"))
-    logs.mkdir(parents=True, exist_ok=True)
     try:
         measure(options, report, logs)
     except KeyboardInterrupt:

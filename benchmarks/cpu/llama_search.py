@@ -9,7 +9,6 @@ the first is worth having where its median is more than 3 % above the first's.
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from benchmarks.cpu import llama_cpp
 from benchmarks.cpu.contestants import THREADS, LlamaCpp
 from benchmarks.cpu.http_load import Client
 from benchmarks.cpu.models import SIZES, config_of
-from benchmarks.cpu.processes import await_ready, started
+from benchmarks.cpu.processes import await_ready, started, stop_on_signals
 from benchmarks.cpu.quiet import Watch
 from benchmarks.cpu.run import FAILURES
 from benchmarks.cpu.shapes import PROMPT_TOKENS
@@ -169,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped
+    stop_on_signals()
     if (why := llama_cpp.missing()) is not None:
         print(f"error: llama.cpp is {why}", file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 _FIRST_TOKEN = 256
 """The tokens before it are bytes, and not all of them are text."""
 _REPEATS = 2
-_MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
 
 
 class ExoEngine:
@@ -29,7 +29,11 @@ class ExoEngine:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from exo_engine import LLM
 
-        settings = {"max_model_len": _MAX_MODEL_LEN, "max_num_seqs": 64, "kv_cache_bytes": 2**29}
+        settings = {
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "kv_cache_bytes": 2**29,
+        }
         settings |= {"device": "cpu", "dtype": "bfloat16", "enable_prefix_caching": False}
         self._core: Any = LLM(model, **{**settings, **options}).core
         self.vocab_size: int = self._core.spec.vocab_size
@@ -58,7 +62,11 @@ class Vllm:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from vllm import LLM  # type: ignore[import-not-found,unused-ignore]
 
-        settings = {"max_model_len": _MAX_MODEL_LEN, "max_num_seqs": 64, "dtype": "bfloat16"}
+        settings = {
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "dtype": "bfloat16",
+        }
         llm = LLM(model, enable_prefix_caching=False, **{**settings, **options})
         self._engine = llm.llm_engine
         self.vocab_size: int = llm.get_tokenizer().vocab_size
@@ -127,7 +135,7 @@ class Stepwise:
 
         None ends meanwhile: an engine that lets answers go on beside prompts would have few left by then.
         """
-        most = _MAX_MODEL_LEN - prompt
+        most = MAX_MODEL_LEN - prompt
         names = [self._add(prompt, most) for _ in range(batch)]
         had = self._run(dict.fromkeys(names, 1), most)
         begun = time.perf_counter()

@@ -20,6 +20,12 @@ class Ended(Exception):
     """A process ended, or did not do what it was started for."""
 
 
+def stop_on_signals() -> None:
+    """Have what was started stopped where this process is ended, or its terminal is closed."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+
+
 @contextmanager
 def started(
     command: Sequence[str],
@@ -48,8 +54,8 @@ def started(
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
-    watch.sessions.add(process.pid)
     try:
+        watch.sessions.add(process.pid)
         yield process
     finally:
         _stop(process)
@@ -58,16 +64,18 @@ def started(
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):  # what was not read any more
-                pipe.close()
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not read any more
+                    pipe.close()
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+    finally:  # at once, where the user asks a second time
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def await_ready(port: int, process: subprocess.Popen[str]) -> None:

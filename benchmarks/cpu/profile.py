@@ -29,7 +29,7 @@ import exo_engine  # noqa: F401  # before what imports PyTorch: it says how PyTo
 from benchmarks.cpu import llama_cpp
 from benchmarks.cpu.instructions import of_kernels
 from benchmarks.cpu.models import ROOT, SIZES, ensure_model
-from benchmarks.cpu.offline import ExoEngine, Machine
+from benchmarks.cpu.offline import MAX_MODEL_LEN, MAX_NUM_SEQS, ExoEngine, Machine
 from benchmarks.cpu.page import BEGIN, END, TITLES
 from benchmarks.cpu.quiet import SLOWEST_PACE, Watch, shared_host
 from benchmarks.cpu.report import machine, versions
@@ -44,6 +44,10 @@ FORMS: dict[str, dict[str, str]] = {
 }
 CASES = ("prefill 512", "decode 1", "decode 8", "decode 32")
 EXIT_BUSY = 3
+_MOST = {"prefill": MAX_MODEL_LEN - 1, "decode": MAX_NUM_SEQS}
+"""Tokens of a prompt and sequences at once, for which the engine is started here."""
+_MOST_STEPS = 128
+"""With so many sequences all of their tokens are in the cache."""
 _REST = "between kernels"
 
 
@@ -249,13 +253,13 @@ def measure(options: argparse.Namespace) -> tuple[str, bool]:
     parts.append(
         f"The machine: {limits.result.read_bytes / 1e9:.1f} GB/s read from memory; operations of products {rates}."
     )
-    for name in options.models.split(","):
+    for name in options.models:
         model = llama_cpp.cache_dir() / "models" / name
         ensure_model(name, model)
         parts.append(f"## {TITLES[name]}")
-        for form in options.forms.split(";"):
+        for form in options.forms:
             profiler = Profiler(model, FORMS[form])
-            for case in options.cases.split(","):
+            for case in options.cases:
                 rounds = []
                 for _ in range(options.rounds):
                     run = watch.measure_quietly(
@@ -305,21 +309,32 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("rounds", "attempts", "steps"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} must be 1 or more")
-    for case in options.cases.split(","):
-        kind, _, size = case.strip().partition(" ")
-        if kind not in ("prefill", "decode") or not size.isdecimal() or not 1 <= int(size) <= 1024:
-            parser.error(f"--cases: {case!r} is no `prefill` or `decode` of 1 to 1024")
-    options.models = options.models or ("tiny" if options.quick else "s")
+    if options.steps is not None and options.steps > _MOST_STEPS:
+        parser.error(f"--steps must be {_MOST_STEPS} or less")
+    models = "tiny" if options.quick else "s"
+    options.models = _words(models if options.models is None else options.models, ",")
+    options.forms, options.cases = _words(options.forms, ";"), _words(options.cases, ",")
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.steps = options.steps or (3 if options.quick else 64)
-    for given, known in ((options.models.split(","), SIZES), (options.forms.split(";"), FORMS)):
-        if unknown := set(given) - set(known):
-            parser.error(f"there is no {', '.join(sorted(unknown))}, only {', '.join(known)}")
+    for case in options.cases:
+        kind, _, size = case.partition(" ")
+        most = _MOST.get(kind, 0)
+        if not size.isdecimal() or not 1 <= int(size) <= most:
+            sizes = " or ".join(f"`{name}` of 1 to {number}" for name, number in _MOST.items())
+            parser.error(f"--cases: {case!r} is no {sizes}")
+    for given, known, mark in ((options.models, SIZES, ", "), (options.forms, FORMS, "; ")):
+        if unknown := [word for word in given if word not in known]:
+            parser.error(f"there is no {unknown[0]!r}, only {mark.join(known)}")
     if options.write and options.rounds < 3:
         parser.error("--write keeps figures: it needs three rounds")
     if options.quick and options.write:
         parser.error("figures of --quick are none of an engine, so they are not written")
     return options
+
+
+def _words(text: str, mark: str) -> list[str]:
+    """Return what stands between the marks, each once."""
+    return list(dict.fromkeys(" ".join(word.split()) for word in text.split(mark)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,9 @@ def check_request(
 ) -> list[Problem]:
     """Return everything that is wrong apart from memory; which types an engine takes is known of vLLM and exo-engine."""
     rules = parameters.rules
-    problems = _check_ranks(model, gpu, gpu_count, ranks, rules)
+    is_refused = bool(gpu.refusal) and rules.cpu_dtype is not None  # by exo-engine, in its words
+    problems = [Problem("processor", gpu.refusal, says_step=True)] if is_refused else []
+    problems += _check_ranks(model, gpu, gpu_count, ranks, rules)
     problems += _check_length(model, parameters)
     if rules.static_share is not None:
         return [

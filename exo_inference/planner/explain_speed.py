@@ -138,7 +138,7 @@ def _draft_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
     return f" {work}; divided by {tokens} that a step yields at an assumed acceptance of {rate:g}"
 
 
-_SUM = "reads and products follow one another; shares of the machine's rates are measured (docs/benchmarks)"
+_SUM = "what is hidden behind reading or behind multiplying is left out; shares of the machine's rates are measured (docs/benchmarks)"
 _ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"
 
 

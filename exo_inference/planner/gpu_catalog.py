@@ -45,6 +45,8 @@ class Gpu:
         is_unified: CPU and GPU share the memory.
         processor: of the host, as its kernel names it; empty where it is not known.
         is_measured: bandwidth and arithmetic were measured with the engine, not stated by a maker.
+        kernels: of a CPU: the instructions that exo-engine's compiled kernels use; empty where PyTorch computes.
+        refusal: why no engine starts on it; empty where one does.
         usd_per_hour: price by number of GPUs, empty where none is known.
     """
 
@@ -66,6 +68,8 @@ class Gpu:
     is_unified: bool = False
     processor: str = ""
     is_measured: bool = False
+    kernels: str = ""
+    refusal: str = ""
     family: str | None = None
     usd_per_hour: Mapping[int, float] = field(default_factory=dict)
     price_source: str = ""
@@ -266,6 +270,7 @@ def cpu_as_gpu(
     free_bytes: int,
     *,
     is_fast_in_bfloat16: bool = False,
+    kernels: str = "avx512",
     bandwidth: float | None = None,
     operations: Mapping[str, float] | None = None,
 ) -> Gpu:
@@ -274,6 +279,7 @@ def cpu_as_gpu(
     Args:
         free_bytes: memory that can be used.
         is_fast_in_bfloat16: whether it is, by itself or by the engine's kernels; where nobody knows, plans count float32.
+        kernels: the instructions of the engine's compiled kernels, `plain` for loops without vectors; empty: it has none.
         bandwidth: of weights that are read, bytes per second; None: nobody measured the machine.
         operations: of products per second, by the weights' format: `plain`, `int8`, `int4`.
     """
@@ -295,4 +301,5 @@ def cpu_as_gpu(
         max_count=1,
         source="the engine measured on this machine" if is_measured else assumed,
         is_measured=is_measured,
+        kernels=kernels,
     )

@@ -40,7 +40,7 @@ from exo_inference.planner.problem import Problem
 from exo_inference.planner.profile_run import activations_component, profile_batch
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
-from exo_inference.planner.speed.processor import speed_of
+from exo_inference.planner.speed.processor import speed_of, why_not_estimated
 from exo_inference.planner.static.rest import most_requests, rest_note, rest_problems, type_notes
 from exo_inference.planner.static.stage import static_stage
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
@@ -317,7 +317,8 @@ def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
     if setting.rules.static_share is not None:
         return (*setting.model.notes, *type_notes(setting), rest_note(setting))
-    own = (*setting.model.notes, *setting.speculation.notes, *assumed)
+    slow = why_not_estimated(setting.gpu, setting.dtype, setting.rules)
+    own = (*setting.model.notes, *setting.speculation.notes, *assumed, *([slow] if slow else []))
     return (*own, *communication_notes(setting))
 
 

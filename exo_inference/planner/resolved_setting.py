@@ -206,7 +206,8 @@ def _has_int8_head(model: Architecture, gpu: Gpu, parameters: EngineParameters, 
     """Whether exo-engine's kernels for processors compute logits, with a head that they hold in INT8."""
     computes_logits = not (parameters.runner == "pooling" or model.is_embedding)
     asked = (parameters.quantization or "").lower()
-    return gpu.vendor == "cpu" and dtype == "bfloat16" and asked in INT8_HEAD and computes_logits
+    has_kernels = gpu.vendor == "cpu" and dtype == "bfloat16" and bool(gpu.kernels)
+    return has_kernels and asked in INT8_HEAD and computes_logits
 
 
 def _step_size(

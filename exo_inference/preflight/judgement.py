@@ -182,6 +182,8 @@ def _with_proposals(
         return judgement
     advice: tuple[Advice, ...] = ()
     improvements: tuple[Improvement, ...] = ()
+    if subject.gpu.refusal:
+        return judgement  # which no other flag or GPU mends
     if found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
         advice = advise(
             subject.model, subject.gpu, subject.gpu_count, parameters,

@@ -76,6 +76,8 @@ def locate_code(code: str, flags: Sequence[str]) -> str | None:
     """Return the JSON path of what a problem of the planner is about; None for missing memory."""
     if code in MEMORY_CODES:
         return None
+    if code == "processor":
+        return "$['gpu-type']"
     names = [flag.partition("=")[0].replace("_", "-") for flag in flags]
     for spelling in _SPELLINGS.get(code, (f"--{code}",)):
         if spelling in names:

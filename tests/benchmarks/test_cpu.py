@@ -290,6 +290,8 @@ def test_commands_are_shown_without_the_places_of_this_machine(
         (["--rounds", "4", "--shared-host", "--write"], "of a shared host it needs five rounds"),
         (["--output-tokens", "1"], "must be 2 to 512"),
         (["--output-tokens", "513"], "must be 2 to 512"),
+        (["--output", "/nowhere/x.json"], "/nowhere/x.json can be no file"),
+        (["--logs", "/proc/x"], "--logs: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -405,7 +407,7 @@ def test_a_run_that_is_stopped_has_failed_and_writes_no_page(
 
     before = own_page.read_text()
     monkeypatch.setattr(bench, "measure", stop)
-    monkeypatch.setattr(bench.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(bench, "stop_on_signals", lambda: None)
     monkeypatch.setattr(instructions, "of_kernels", str)
     assert bench.main(["--write"]) == EXIT_FAILED
     assert own_page.read_text() == before

@@ -140,6 +140,11 @@ def test_nothing_is_written_from_a_machine_that_was_not_quiet(
         ["--cases", "rubbish"],
         ["--cases", "decode 0"],
         ["--cases", "prefill -1"],
+        ["--cases", "prefill 1024"],
+        ["--cases", "decode 65"],
+        ["--cases", ""],
+        ["--models", ""],
+        ["--steps", "129"],
         ["--write", "--rounds", "1"],
     ],
     ids=" ".join,
@@ -148,3 +153,12 @@ def test_what_it_cannot_measure_is_refused_before_anything_starts(words: list[st
     with pytest.raises(SystemExit) as refused:
         profile.main(words)
     assert refused.value.code == 2
+
+
+def test_words_are_taken_without_spaces_and_once() -> None:
+    options = profile.read_options(
+        ["--models", "s , m,s", "--forms", "bf16; bf16, int8 KV", "--cases", " decode  2,decode 2 "]
+    )
+    assert options.models == ["s", "m"]
+    assert options.forms == ["bf16", "bf16, int8 KV"]
+    assert options.cases == ["decode 2"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -168,3 +171,33 @@ def test_what_a_process_left_behind_is_stopped_with_it(tmp_path: Path) -> None:
     ended, _, _ = select.select([child], [], [], 60.0)
     os.close(child)
     assert ended == [child]
+
+
+_STARTS = """
+import sys, time
+from pathlib import Path
+from benchmarks.cpu.processes import started, stop_on_signals
+from benchmarks.cpu.quiet import Watch
+
+stop_on_signals()
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+with started([sys.executable, "-c", deaf], Path(sys.argv[1]), Watch(), has_pipes=True) as process:
+    process.stdout.readline()
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_who_is_ended_twice_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    """The first signal has it wait for what it started, which does not listen; the second has it wait no longer."""
+    command = [sys.executable, "-c", _STARTS, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as bench:
+        assert bench.stdout is not None
+        child = int(bench.stdout.readline())
+        ended = time.monotonic() + 20
+        while bench.poll() is None and time.monotonic() < ended:
+            bench.send_signal(getattr(signal, name))
+            time.sleep(0.5)
+        assert bench.returncode == -signal.SIGINT
+    assert not Path(f"/proc/{child}").exists()

@@ -289,9 +289,26 @@ def test_a_plan_sees_what_others_have_left(controller: Controller) -> None:
 
     before = plan()
     assert before["total-bytes-per-gpu"] < 60 * GIB
-    assert before["speed"]["number-type"] == "fp32"
+    assert "speed" not in before
+    assert any("bfloat16 alone, not in float32" in note for note in before["notes"])
     assert create(controller, "x", 4)[0] == 200
     assert plan()["total-bytes-per-gpu"] < before["total-bytes-per-gpu"] - 10 * GIB
+
+
+def test_a_machine_on_which_the_engine_does_not_start_is_refused_in_its_words(
+    tmp_path: Path,
+) -> None:
+    said = "EXO_ENGINE_CPU_KERNELS is 'best', but this machine has only auto, off"
+    gpu_family, cpu = machine(60 * GIB)
+    cpu = replace(cpu, gpu=replace(cpu_as_gpu(64 * GIB), refusal=said))
+    controller = Controller(StateDir(tmp_path), FakePlatform(families=(gpu_family, cpu)))
+    with controller.running():
+        assert controller.call("POST", "/v2/ai/model", json={"name": MODEL}).ok
+        status, answer = create(controller, "x", 1)
+        assert (status, said in answer["message"]) == (412, True), answer
+        sent = {"model": {"name": MODEL}, "gpu-type": "cpu", "inference-engine": "exo"}
+        (problem,) = controller.call("POST", "/v2/ai/plan", json=sent).json()["problems"]
+        assert (problem["detail"], problem["location"]) == (said, "$['gpu-type']")
 
 
 def test_a_replica_on_the_cpu_has_one_gpu(controller: Controller) -> None:

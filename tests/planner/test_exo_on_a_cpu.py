@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from exo_inference.planner import (
+    Verdict,
     advise,
     cpu_as_gpu,
     find_gpu,
@@ -100,6 +101,60 @@ def test_int8_takes_a_byte_per_weight_of_linear_layers(
     expected = size * plain + 6 * (linear + 4 * rows) + vocab * (192 + 4)
     assert found.weights_bytes_per_gpu == pytest.approx(expected, rel=1e-4)
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("kernels", ["avx2", "plain", ""])
+def test_without_kernels_the_head_keeps_its_bits(kernels: str) -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    flags = settings_of(["--quantization=int8", "--dtype=bfloat16"], engine="exo")
+    settled = settle(model, cpu_as_gpu(16 * 2**30, kernels=kernels), 1, flags, None)
+    assert has_int8_head(settled.model) == bool(kernels)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "told"),
+    [
+        ("avx512_bf16", "auto", ""),
+        ("avx512_bf16", "float32", "compute in bfloat16 alone, not in float32"),
+        ("plain", "auto", "have no vectors here"),
+        (
+            "",
+            "auto",
+            "not installed here with compiled kernels, or EXO_ENGINE_CPU_KERNELS switches",
+        ),
+        ("", "float32", "not installed here with compiled kernels"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--quantization=int4"], ["--quantization=int8"]])
+def test_no_speed_of_kernels_is_promised_where_they_do_not_compute(
+    kernels: str, dtype: str, told: str, more: list[str]
+) -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    cpu = cpu_as_gpu(16 * 2**30, is_fast_in_bfloat16=True, kernels=kernels)
+    found = plan(model, cpu, 1, settings_of([f"--dtype={dtype}", *more], engine="exo"))
+    assert (found.speed is None) == bool(told)
+    assert [told in note for note in found.notes] == ([True] if told else [])
+
+
+def test_loops_without_vectors_are_as_fast_as_they_were_measured() -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    rates = {"plain": 3e10, "int8": 2e10, "int4": 2e10}
+    cpu = cpu_as_gpu(
+        2**34, is_fast_in_bfloat16=True, kernels="plain", bandwidth=2e10, operations=rates
+    )
+    found = plan(model, cpu, 1, settings_of([], engine="exo"))
+    assert found.speed is not None
+    assert found.notes == ()
+
+
+def test_a_machine_on_which_no_engine_starts_is_refused() -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    cpu = replace(cpu_as_gpu(16 * 2**30, kernels=""), refusal="it says no")
+    found = plan(model, cpu, 1, settings_of([], engine="exo"))
+    assert [(each.code, each.detail) for each in found.problems] == [("processor", "it says no")]
+    assert (found.verdict, found.speed, found.notes) == (Verdict.REFUSED, None, ())
+    others = plan(model, cpu, 1, settings_of([]))
+    assert others.problems == (), "another engine does not ask"
 
 
 @pytest.mark.parametrize("flag", ["int4", "int4_per_group_128"])

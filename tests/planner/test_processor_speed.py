@@ -78,17 +78,68 @@ def test_smaller_weights_are_multiplied_at_their_own_rate_and_read_sooner(form: 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_logits_of_a_head_in_int8_are_two_products_at_the_rate_of_int8(form: str) -> None:
-    found = planned(measured(), f"--quantization={form}")
+    """Of a machine that multiplies so slowly that reading is hidden but for its share."""
+    found = planned(measured(scale=0.01), f"--quantization={form}")
     assert found.basis is not None
-    inputs, constants = found.basis.speed, load_processor_constants()
+    inputs, constants, rate = found.basis.speed, load_processor_constants(), RATES[form] / 100
     plain = replace(
         inputs, model=with_quantization(read_architecture(CONFIG, name="s"), FORMS[form])
     )
-    head = 2 * 8 * 49152 * 576 / RATES["int8"] / constants.few_rows_share
+    operations = 2 * 32 * 49152 * 576
     with_head, without = (
-        step_parts(each, constants, 8, 512, RATES[form])["compute"] for each in (inputs, plain)
+        step_parts(each, constants, 32, 512, rate)["compute"] for each in (inputs, plain)
     )
-    assert with_head - without == pytest.approx(head)
+    more = 2 * operations / (RATES["int8"] / 100) - operations / rate
+    assert with_head - without == pytest.approx(more)
+
+
+def test_an_embedding_apart_from_the_head_is_looked_up_and_not_read() -> None:
+    reads = {}
+    for is_tied in (True, False):
+        model = read_architecture({**CONFIG, "tie_word_embeddings": is_tied}, name="s")
+        found = plan(model, measured(), 1, settings_of(["--quantization=int4"], engine="exo"))
+        assert found.basis is not None
+        reads[is_tied] = step_parts(
+            found.basis.speed, load_processor_constants(), 1, 512, RATES["int4"]
+        )["weights read"]
+    assert reads[False] == pytest.approx(reads[True], rel=1e-3)
+
+
+def test_inputs_of_quantized_products_are_quantized_for_each_sequence() -> None:
+    constants = load_processor_constants()
+    rest = {}
+    for flags in ([], ["--quantization=int8"]):
+        found = planned(measured(), *flags)
+        assert found.basis is not None
+        rest[bool(flags)] = step_parts(found.basis.speed, constants, 8, 512, 1e12)[
+            "small kernels and scheduling"
+        ]
+    numbers = 30 * (
+        3 * 576 + 1536
+    )  # queries, outputs of heads, gates; and what the last matrix takes
+    assert rest[True] - rest[False] == pytest.approx(8 * numbers * constants.input)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("flags", [[], ["--quantization=int8"], ["--quantization=int4"]])
+def test_more_sequences_never_take_a_shorter_step(flags: list[str], scale: float) -> None:
+    found = planned(measured(scale=scale), *flags)
+    assert found.basis is not None
+    inputs, constants = found.basis.speed, load_processor_constants()
+    rate = products_of(inputs)[1]
+    times = [sum(step_parts(inputs, constants, size, 512, rate).values()) for size in range(1, 65)]
+    assert times == sorted(times)
+
+
+def test_a_step_reads_ahead_where_its_rows_make_three_passes() -> None:
+    """Of a machine that reads and multiplies about as fast: eight rows wait for both, and 32 hide what they read."""
+    found = planned(measured(read_bytes=5e9, scale=0.05))
+    assert found.basis is not None
+    inputs, constants = found.basis.speed, load_processor_constants()
+    eight, many = (
+        step_parts(inputs, constants, size, 512, RATES["plain"] / 20) for size in (8, 32)
+    )
+    assert many["weights read"] == pytest.approx(constants.exposed * eight["weights read"])
 
 
 def test_an_unmeasured_machine_is_assumed_and_says_so_with_wide_bands() -> None:

@@ -102,7 +102,7 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
     if output.is_structured:
         output.print_value([demand_json(each) for each in found])
     else:
-        print_page(demand_table(found, demand, plans[0].model or "the model"))
+        print_page(demand_table(found, plans, demand))
     return 0 if found else _refuse(output, plans)
 
 

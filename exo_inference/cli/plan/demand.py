@@ -169,14 +169,18 @@ def as_json(each: Answer) -> dict[str, object]:
 _HEADS = ("GPUs", "replicas", "requests/s each", "at once", "TTFT", "ITL", "USD/h")
 
 
-def table(found: Sequence[Answer], demand: Demand, model: str) -> list[Text]:
-    """Return the answers as lines."""
+def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Demand) -> list[Text]:
+    """Return the answers of these plans as lines."""
+    model = plans[0].model or "the model"
+    unknown = [p.gpu_type for p in plans if p.verdict == PlanVerdict.FITS and p.speed is None]
+    lack = f"it fits {', '.join(unknown)}, whose speed is not estimated" if unknown else ""
     title = (
         f"{model} for {demand.requests:g} requests per second of {demand.input_tokens:,} + "
         f"{demand.output_tokens:,} tokens"
     )
     if not found:
-        return [Text(harmless(f"{title}: nothing holds that"), "bold")]
+        told = f"nothing is known to hold that: {lack}" if lack else "nothing holds that"
+        return [Text(harmless(f"{title}: {told}"), "bold")]
     rows = [
         (
             f"{each.plan.gpu_count} × {each.plan.gpu_type}", f"{each.replicas}", f"{each.requests:.2f}",
@@ -187,6 +191,7 @@ def table(found: Sequence[Answer], demand: Demand, model: str) -> list[Text]:
     notes = (
         "At the pessimistic end of each plan's speed; a replica's time is shared by prompts and decoding,",
         "and requests come evenly. USD per hour of all replicas.",
+        *([f"Not judged: {lack}."] if lack else []),
     )
     return [
         Text(harmless(title), "bold"), *align(_HEADS, rows, left=1), Text(),

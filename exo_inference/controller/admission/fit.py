@@ -223,7 +223,9 @@ def _plan_issue(problem: Problem, spec: DeploymentSpec) -> Issue:
         return Issue(text, status=412)
     if problem.code in _NOT_OF_FLAGS:
         return Issue(problem.detail, "$['model']", problem.detail, 412)
-    return Issue(problem.detail, locate_code(problem.code, spec.engine_parameters), problem.detail)
+    status = 412 if problem.code == "processor" else 400
+    location = locate_code(problem.code, spec.engine_parameters)
+    return Issue(problem.detail, location, problem.detail, status)
 
 
 def _describe_all(advice: Sequence[PlanAdvice]) -> tuple[str, ...]:

@@ -211,7 +211,9 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
         free += int(max(0.0, cores - used.get(node["metadata"]["name"], 0.0)))
         memory = max(memory, parse_quantity(allocatable.get("memory")))
     where = "1 node" if len(usable) == 1 else f"{len(usable)} nodes"
-    gpu = cpu_as_gpu(int(memory), is_fast_in_bfloat16=all(map(_has_vectors, usable)))
+    have_vectors = all(map(_has_vectors, usable))
+    kernels = "avx2" if have_vectors else "plain"
+    gpu = cpu_as_gpu(int(memory), is_fast_in_bfloat16=have_vectors, kernels=kernels)
     return InstanceTypeInfo(
         CPU_FAMILY,
         total,

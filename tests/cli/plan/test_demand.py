@@ -135,3 +135,13 @@ def test_what_cannot_be_held_ends_with_1(exo: Exo) -> None:
     )  # fmt: skip
     assert result.code == 1
     assert "nothing holds that" in result.out
+
+
+def test_what_has_no_speed_is_not_said_not_to_hold_it(exo: Exo) -> None:
+    result = exo(
+        "ai", "deployment", "plan", "--offline", "--model-name", "Qwen/Qwen2.5-0.5B-Instruct", "--gpu-type",
+        "cpu", "--inference-engine-params", "--dtype float32", "--for", "requests=1/s input=10 output=10",
+    )  # fmt: skip
+    assert result.code == 1
+    told = " ".join(result.out.split())
+    assert "nothing is known to hold that: it fits cpu, whose speed is not estimated" in told

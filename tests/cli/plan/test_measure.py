@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference import processor_speed
 from exo_inference.cli.plan import planners
 from exo_inference.errors import ExoError
+from exo_inference.host_processor import EngineKernels
 from exo_inference.processor_speed import ProcessorSpeed, measure_speed, read_speed
 from exo_inference.state_dir import StateDir
 from tests.cli.conftest import Exo
@@ -22,6 +24,7 @@ RATES = {"plain": 1e12, "int8": 2e12, "int4": 1.5e12}
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     monkeypatch.setenv("EXO_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(processor_speed, "engine_kernels", lambda: EngineKernels("avx512"))
     return StateDir(tmp_path / "state")
 
 

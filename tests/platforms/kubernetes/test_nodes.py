@@ -94,6 +94,7 @@ def test_processors_are_fast_in_bfloat16_where_all_have_kernels_in_the_image(
     (found,) = instance_types(nodes, [])
     assert found.gpu is not None
     assert found.gpu.supports("bf16") == is_fast
+    assert (found.gpu.kernels == "plain") != is_fast
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from exo_engine.core import loading
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import VARIABLE
 from exo_engine.llm import LLM
@@ -144,13 +145,24 @@ def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, family, stored)
         ("qwen3", {"dtype": "float32"}, True, "attention is computed by PyTorch"),
         ("qwen3", {"kv_cache_dtype": "fp8"}, True, "attention is computed by PyTorch"),
         ("qwen3", {}, False, "attention is computed by PyTorch"),
+        ("qwen3-moe", {}, False, "attention is computed by PyTorch"),
+        ("gemma2", {}, True, "some layers of this model are computed by PyTorch"),
         ("gpt-oss", {}, True, "some layers of this model are computed by PyTorch"),
     ],
 )
 def test_the_flag_is_refused_where_it_is_not(
     tiny_model, family, options, has_kernels, reason, monkeypatch
 ):
+    """What attention needs is known before the weights are read."""
     if not has_kernels:
         monkeypatch.setenv(VARIABLE, "off")
+    if reason.startswith("attention"):
+        monkeypatch.setattr(loading, "load_decoder", None)
     with pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: {reason}"):
         LLM(tiny_model(family).path, **{**OPTIONS, **options}, batch_invariant=True)
+
+
+def test_attention_by_kernels_is_refused_before_the_weights_are_read(tiny_model, monkeypatch):
+    monkeypatch.setattr(loading, "load_decoder", None)
+    with pytest.raises(ConfigurationError, match="backend 'cpu' needs the compiled kernels"):
+        LLM(tiny_model("qwen3").path, **{**OPTIONS, "dtype": "float32"}, attention_backend="cpu")

@@ -47,6 +47,26 @@ def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
         library.chosen_kernels()
 
 
+@pytest.mark.parametrize("named", ["auto", "off", "avx9000"])
+def test_who_asks_for_the_path_gets_it_without_waiting_for_pytorch(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, named)
+    code = (
+        "import sys; from exo_engine.kernels.library import main; code = main();"
+        " assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if named == "avx9000":
+        assert asked.returncode == 78
+        assert asked.stderr.startswith("EXO_ENGINE_CPU_KERNELS is 'avx9000', but this machine has")
+        assert asked.stderr.count("\n") == 1
+        return
+    kernels = library.chosen_kernels()
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.strip() == ("" if kernels is None else kernels.path)
+
+
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["missing", "damaged"])
 def test_without_the_library_pytorch_computes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_damaged: bool

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
 
+from exo_engine.attention import create_backend
+from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import Reach
@@ -131,6 +133,13 @@ def _load_on_device(
     was_length_asked: bool,
 ) -> LoadedCore:
     at_start = read_device_memory(settings.device)
+    if settings.device == "cpu" and (
+        settings.batch_invariant or settings.attention_backend == "cpu"
+    ):
+        # Refused before the weights are read, which may take minutes.
+        attention = _attention_alone(spec, settings)
+        if settings.batch_invariant:
+            _check_batch_invariant(attention, settings)
     compilations.OWN.begin_start()
     if settings.device == "cuda":
         compilations.OWN.watch()
@@ -144,10 +153,9 @@ def _load_on_device(
     decoder.set_num_positions(max_model_len)
     start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
     runner = make_runner(decoder, config, num_blocks, group)
-    if config.batch_invariant and (reason := runner.why_not_batch_invariant()):
-        raise ConfigurationError(
-            f"--batch-invariant cannot be kept: {reason}", param="batch-invariant"
-        )
+    if config.batch_invariant:
+        _check_batch_invariant(runner.attention, config)
+        _check_layers_batch_invariant(decoder, runner.attention)
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
     if compilations.OWN.is_watched:  # by a device whose kernels are compiled
@@ -171,6 +179,44 @@ def load_decoder(
     """Load a model that generates, or of several ranks this one's part; see `load_model`."""
     make = partial(Decoder, ranks=group, is_fixed=has_fixed_sums(settings))
     return load_model(make, spec, settings, progress)
+
+
+def _check_batch_invariant(attention: AttentionBackend, settings: ResolvedConfig) -> None:
+    """Refuse `--batch-invariant` where attention to a token depends on what runs beside it.
+
+    Raises:
+        ConfigurationError
+    """
+    needed = "on a GPU it needs the Triton backend"
+    if settings.device == "cpu":
+        needed = (
+            "it needs the compiled CPU kernels, bfloat16, heads and blocks of multiples of 16, and a KV cache "
+            "in bfloat16 or int8"
+        )
+    if not attention.is_batch_invariant:
+        _refuse_batch_invariant(f"attention is computed by PyTorch; {needed}")
+
+
+def _check_layers_batch_invariant(decoder: Decoder, attention: AttentionBackend) -> None:
+    """The same of a model's layers, of which it is known once they are loaded."""
+    if attention.can_be_captured:  # a GPU's
+        if names := decoder.why_not_fixed:
+            _refuse_batch_invariant(f"no kernels with one order of sums for {names}")
+    elif not decoder.is_computed_by_kernels:
+        _refuse_batch_invariant("some layers of this model are computed by PyTorch")
+
+
+def _refuse_batch_invariant(reason: str) -> NoReturn:
+    raise ConfigurationError(f"--batch-invariant cannot be kept: {reason}", param="batch-invariant")
+
+
+def _attention_alone(spec: DecoderSpec, settings: ResolvedConfig) -> AttentionBackend:
+    """Return what will compute attention on a CPU, over a cache that takes no memory."""
+    layers, plan = spec.attention_layers, cache_plan(spec, settings)
+    form, dtype = KV_FORMATS[settings.kv_cache_dtype], DTYPES[settings.dtype]
+    cache = KVCache(layers, plan, form, 1, dtype=dtype, device=torch.device(settings.device))
+    fixed = has_fixed_sums(settings)
+    return create_backend(settings.attention_backend, layers, cache, is_fixed=fixed)
 
 
 def has_fixed_sums(settings: ResolvedConfig) -> bool:

@@ -245,6 +245,8 @@ def _profile(config: ResolvedConfig, profile: Callable[[], Callable[[], int]]) -
 
 
 def _gib(num_bytes: int) -> str:
+    if num_bytes < 2**20:
+        return f"{num_bytes} bytes" if num_bytes != 1 else "1 byte"
     if num_bytes < 2**30 // 10:
         return f"{num_bytes / 2**20:.1f} MiB"
     return f"{num_bytes / 2**30:.1f} GiB"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from exo_engine.attention import create_backend
+from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layout import StepArrays, make_inputs
 from exo_engine.attention.rehearsal import lengths_up_to, step_of_nobody
@@ -99,21 +100,10 @@ class ModelRunner:
         """Take and give back as much memory as attention may need, so that a peak includes it."""
         torch.empty(self._attention.scratch_bytes(), dtype=torch.uint8, device=self._device)
 
-    def why_not_batch_invariant(self) -> str:
-        """Return why a request's bits depend on what runs beside it; empty where they do not."""
-        if not self._attention.is_batch_invariant:
-            if self._device.type != "cpu":
-                return "attention is computed by PyTorch; on a GPU it needs the Triton backend"
-            return (
-                "attention is computed by PyTorch; it needs the compiled CPU kernels, bfloat16, heads and "
-                "blocks of multiples of 16, and a KV cache in bfloat16 or int8"
-            )
-        if self._attention.can_be_captured:  # a GPU's
-            names = self._decoder.why_not_fixed
-            return f"no kernels with one order of sums for {names}" if names else ""
-        if not self._decoder.is_computed_by_kernels:
-            return "some layers of this model are computed by PyTorch"
-        return ""
+    @property
+    def attention(self) -> AttentionBackend:
+        """What computes attention."""
+        return self._attention
 
     @torch.inference_mode()
     def compile_ahead(self, max_tokens: int, max_context: int) -> None:

@@ -1,6 +1,9 @@
 """Loads the compiled kernels and chooses the instructions they run on.
 
-The choice is the processor's best, or what `EXO_ENGINE_CPU_KERNELS` names: one of `PATHS`, or `off`.
+The choice is the processor's best, or what `EXO_ENGINE_CPU_KERNELS` names: one of `PATHS`, or `off`. Plans for this
+machine ask for it, in a process that has no PyTorch:
+
+    python -m exo_engine.kernels.library      # prints the path, or nothing where PyTorch computes; or refuses
 """
 
 from __future__ import annotations
@@ -8,15 +11,17 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from exo_engine import pulse
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels import LIBRARY, VARIABLE
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -250,6 +255,8 @@ def kernels_for(dtype: torch.dtype, device: torch.device) -> Kernels | None:
 
     The device `meta` gets what the CPU gets, so that sizes are right before anything is loaded.
     """
+    import torch  # above, whoever only asks for the path would wait for it
+
     if dtype != torch.bfloat16 or device.type not in ("cpu", "meta"):
         return None
     return chosen_kernels()
@@ -283,3 +290,18 @@ def _load_library() -> ctypes.CDLL | None:
             refused.decode(),
         )
     return library
+
+
+def main() -> int:
+    """Print which path computes here."""
+    try:
+        paths = allowed_paths()
+    except ConfigurationError as error:
+        print(f"{error.message}. {error.hint}", file=sys.stderr)
+        return error.exit_code
+    print(*paths[:1])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
