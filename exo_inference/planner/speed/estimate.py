@@ -19,7 +19,7 @@ from exo_inference.planner.speed.operations import (
     half_rate,
     logits_operations,
     product_seconds,
-    touched_share,
+    read_bytes,
     unchosen_share,
 )
 
@@ -58,12 +58,12 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
     compute -= logits_operations(model, length - 1) / flops
     compute += attention_flops(inputs, length) / half_rate(inputs, flops)
     steps = _num_steps(inputs, length)
-    touched = touched_share(inputs, min(length, inputs.max_num_batched_tokens))
-    reads = inputs.weights_bytes * touched * ranks.pipeline * steps
+    here, away = read_bytes(inputs, min(length, inputs.max_num_batched_tokens))
+    reads = here * ranks.pipeline * steps
     return {
         "compute": compute / ranks.tensor / inputs.constants.compute_reached(inputs.gpu),
         "memory bandwidth": reads / inputs.bandwidth,
-        "offloaded weights": steps * _host_seconds(inputs),
+        "offloaded weights": steps * _host_seconds(inputs, away),
         "kernel launches": steps * max(_launch_seconds(inputs), _prompt_launches(inputs, length)),
         "communication": communication_seconds(inputs, length, steps),
     }
@@ -96,14 +96,15 @@ _MOST_CAPTURED = 512
 compute capability 10 0.28.0 has 1024, which is not followed here."""
 
 
-def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
-    """Return the time that a share of the offloaded weights takes over the host's link.
+def _host_seconds(inputs: SpeedInputs, read: float) -> float:
+    """Return the time that so many bytes of each stage's offloaded weights take over the host's link.
 
     vLLM leaves them in pinned host memory, and the kernels of every step read them from there
     (model_executor/models/utils.py, `maybe_offload_to_cpu`). Each GPU has its own link.
     """
-    moved = inputs.offloaded_bytes * share * inputs.ranks.pipeline
-    return moved / (inputs.gpu.host_bandwidth * inputs.constants.memory_share)
+    return (
+        read * inputs.ranks.pipeline / (inputs.gpu.host_bandwidth * inputs.constants.memory_share)
+    )
 
 
 def _launch_seconds(inputs: SpeedInputs, context: int = 0) -> float:
@@ -150,7 +151,8 @@ def joining_seconds(inputs: SpeedInputs, length: int, batch: int, flops: float) 
     parts = prompt_times(inputs, length, flops)
     if inputs.rules.is_legacy:
         return prompt_seconds(inputs, parts, length) - inputs.taking_in
-    shared = inputs.weights_bytes * touched_share(inputs, batch) * inputs.ranks.pipeline
+    here, _ = read_bytes(inputs, batch)
+    shared = here * inputs.ranks.pipeline
     reads = parts["memory bandwidth"] - _num_steps(inputs, length) * shared / inputs.bandwidth
     own = parts["compute"] + max(0.0, reads)
     return max(own, parts["kernel launches"]) + communication_seconds(inputs, length, 0)
@@ -161,8 +163,8 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     model, ranks = inputs.model, inputs.ranks
     bandwidth = inputs.bandwidth
     tokens = size * (1 + inputs.drafting.num_tokens if inputs.drafting is not None else 1)
-    touched = touched_share(inputs, tokens)
-    reads = inputs.weights_bytes * touched * ranks.pipeline
+    here, away = read_bytes(inputs, tokens)
+    reads = here * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
     cached *= inputs.cache_times
     reached = inputs.constants.compute_reached(inputs.gpu)
@@ -170,7 +172,7 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
-        "offloaded weights": _host_seconds(inputs, touched),
+        "offloaded weights": _host_seconds(inputs, away),
         "compute": compute,
         "kernel launches": _launch_seconds(inputs, context),
         "small kernels": floor_seconds(inputs),

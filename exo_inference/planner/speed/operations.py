@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from exo_inference.planner.speed.inputs import SpeedInputs
 
 
-def touched_share(inputs: SpeedInputs, batch: int) -> float:
-    """Return the share of a rank's weights that a batch reads: not every expert is chosen by someone."""
+def read_bytes(inputs: SpeedInputs, batch: int) -> tuple[float, float]:
+    """Return the bytes of a rank's weights that a batch reads, of the GPU's memory and of the host's.
+
+    Not every expert is chosen by someone. What stays in the host's memory are layers, which are read but for such experts.
+    """
     dtype_bytes = 4 if inputs.dtype == "float32" else 2
     is_processor = inputs.gpu.vendor == "cpu"
     experts, idle = _byte_shares(inputs.model, inputs.ranks, dtype_bytes, is_processor)
-    return 1 - idle - experts * (1 - _most_chosen(inputs, batch))
+    touched = 1 - idle - experts * (1 - _most_chosen(inputs, batch))
+    away = inputs.offloaded_bytes * touched / max(1e-9, 1 - idle)
+    return max(0.0, (inputs.weights_bytes + inputs.offloaded_bytes) * touched - away), away
 
 
 @lru_cache(maxsize=1024)
