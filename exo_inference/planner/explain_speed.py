@@ -119,7 +119,7 @@ def _host_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
 def _launch_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
     if not parts["kernel launches"]:
         return ""
-    each = f"{_ms(inputs.constants.launch)} per layer without CUDA graphs"
+    each = f"{_ms(inputs.host * inputs.constants.launch)} per layer without CUDA graphs"
     return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
 
 

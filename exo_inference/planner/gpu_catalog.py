@@ -104,11 +104,18 @@ class Gpu:
 
     def bandwidth_between(self, count: int) -> float:
         """Return bytes per second per direction between `count` GPUs that all talk."""
-        return (
-            self.pcie_bandwidth
-            if self.has_nvlink and not self.is_linked(count)
-            else self.link_bandwidth
-        )
+        if self.is_linked(count):
+            return self.link_bandwidth
+        own = self.pcie_bandwidth if self.has_nvlink else self.link_bandwidth
+        return min(own, processor_lanes(self.processor) or own)
+
+    @property
+    def reads_peers(self) -> bool:
+        """Whether such GPUs read one another's memory over PCIe, which NVIDIA's driver does not let GeForce cards do.
+
+        Source: github.com/tinygrad/open-gpu-kernel-modules, a driver that was changed to allow it (2024-04).
+        """
+        return "geforce" not in self.name.lower()
 
     @property
     def has_multicast(self) -> bool:
@@ -121,6 +128,22 @@ class Gpu:
     def supports(self, kind: str) -> bool:
         """Whether it computes that number type in hardware."""
         return kind in self.native
+
+
+_LANES: tuple[tuple[str, float], ...] = (
+    (r"epyc 7\w\w1\b", 16e9),
+    (r"epyc 7\w\w[23]\b", 32e9),
+    (r"xeon\(r\) (bronze|silver|gold|platinum) \d[12]\d\d", 16e9),
+    (r"xeon\(r\) (bronze|silver|gold|platinum) \d3\d\d", 32e9),
+)
+"""Bytes per second and direction of 16 lanes, by the name that a processor's kernel prints: AMD states PCIe 3.0 for EPYC 7001
+and 4.0 for 7002 and 7003, Intel 3.0 for the first two generations of Xeon Scalable and 4.0 for the third."""
+
+
+def processor_lanes(processor: str) -> float | None:
+    """Return the bandwidth of 16 of a processor's PCIe lanes, where it is less than the newest cards have."""
+    name = processor.lower()
+    return next((rate for pattern, rate in _LANES if re.search(pattern, name)), None)
 
 
 _COMMON_NAMES: Mapping[str, str] = {

@@ -99,3 +99,30 @@ def test_a_geforce_may_have_more_memory_under_windows_and_hardly_less() -> None:
     grown = loose.available_kv_bytes_high - tight.available_kv_bytes_high
     lost = tight.available_kv_bytes_low - loose.available_kv_bytes_low
     assert grown > 2 * lost > 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reads"),
+    [("rtx-4090", False), ("rtx-5090", False), ("rtx-a6000", True), ("rtx-pro-6000", True), ("l40s", True)],
+)  # fmt: skip
+def test_geforce_cards_do_not_read_one_anothers_memory(gpu: str, reads: bool) -> None:
+    assert find_gpu(gpu).reads_peers is reads
+
+
+@pytest.mark.parametrize(
+    ("processor", "rate"),
+    [
+        ("AMD EPYC 7551 32-Core Processor", 16e9),
+        ("AMD EPYC 7702 64-Core Processor", 32e9),
+        ("AMD EPYC 7J13 64-Core Processor", 32e9),
+        ("AMD EPYC 9554 64-Core Processor", 64e9),
+        ("Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz", 16e9),
+        ("Intel(R) Xeon(R) Platinum 8368 CPU @ 2.40GHz", 32e9),
+        ("INTEL(R) XEON(R) GOLD 6530", 64e9),
+        ("", 64e9),
+    ],
+)
+def test_a_processor_limits_pcie_to_its_generation(processor: str, rate: float) -> None:
+    card = replace(find_gpu("rtx-5090"), processor=processor)
+    assert card.bandwidth_between(4) == rate
+    assert replace(find_gpu("h100-sxm"), processor=processor).bandwidth_between(8) == 450e9

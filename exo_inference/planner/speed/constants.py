@@ -31,8 +31,8 @@ class SpeedConstants:
         compute_loss: of that share for each operation that the GPU can do per byte that it reads: arithmetic has
             grown faster than power and bandwidth.
         amd_share: of the share of the bandwidth, on AMD's GPUs.
-        grouped_width: columns of a rank's slice of an expert whose products reach half of what others reach: narrow
-            ones do not fill the GPU.
+        grouped_width: columns of a rank's slice of an expert whose products take as much longer than others as the GPU's
+            whole stated arithmetic would take for them: narrow ones do not fill the GPU.
         layer: the small kernels of a layer's half (attention or states, feed-forward): norms, sums, short texts.
         experts: what a layer of experts adds: routing, sorting, small grouped products.
         early_groups: what it adds before 0.12 where experts are chosen by groups, which took several kernels.
@@ -49,9 +49,10 @@ class SpeedConstants:
         prompt: taking a request in and answering its first token.
         template: parsing a chat template, in the release that does so for each request.
         old_step, old_sequence, old_prompt: the same in vLLM's V0 engine, whose GPU waits for the host.
-        bus_share: of the bandwidth of PCIe that ranks reach among each other.
+        bus_share: of the bandwidth of PCIe that ranks reach among each other. copied_share: the same where no GPU reads
+            another's memory, so that all goes through the host's: each byte is written there and read again.
         prompt_layer: launching a layer of a prompt, which no CUDA graph replays. old_prompt_layer: the same in V0, which
-            does not compile models: Python launches each of their modules.
+            does not compile models: Python launches each of their modules. old_reduce: one all-reduce among them.
         hosts: times that a host's part takes, by its processor: of what it takes on a host that is not known.
         launch: launching a layer's kernels one by one, where no CUDA graph replays them. The GPU works meanwhile, so that
             the longer of the two counts. Published per step and layer: 0.38 ms (Llama 2 7B, vllm-project/vllm#1440) and
@@ -65,7 +66,7 @@ class SpeedConstants:
     compute_share: float = 0.9
     compute_loss: float = 0.001
     amd_share: float = 0.75
-    grouped_width: float = 1000.0
+    grouped_width: float = 1500.0
     layer: float = 1.5e-5
     experts: float = 4e-5
     early_groups: float = 1e-4
@@ -75,6 +76,7 @@ class SpeedConstants:
     switch: float = 1.5e-5
     bus: float = 3e-5
     bus_share: float = 0.5
+    copied_share: float = 0.25
     step: float = 5e-4
     sequence: float = 2e-5
     waiting: float = 1e-3
@@ -86,6 +88,7 @@ class SpeedConstants:
     old_prompt: float = 1e-2
     prompt_layer: float = 2e-4
     old_prompt_layer: float = 4e-4
+    old_reduce: float = 3e-5
     hosts: Mapping[str, float] = field(default_factory=dict)
     launch: float = 5.5e-4
     low: float = 0.7

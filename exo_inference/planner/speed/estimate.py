@@ -19,7 +19,7 @@ from exo_inference.planner.speed.operations import (
     half_rate,
     logits_operations,
     product_seconds,
-    touched_share,
+    read_bytes,
     unchosen_share,
 )
 
@@ -58,14 +58,14 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
     compute -= logits_operations(model, length - 1) / flops
     compute += attention_flops(inputs, length) / half_rate(inputs, flops)
     steps = _num_steps(inputs, length)
-    touched = touched_share(model, min(length, inputs.max_num_batched_tokens))
-    reads = inputs.weights_bytes * touched * ranks.pipeline * steps
+    here, away = read_bytes(inputs, min(length, inputs.max_num_batched_tokens))
+    reads = here * ranks.pipeline * steps
     return {
         "compute": compute / ranks.tensor / inputs.constants.compute_reached(inputs.gpu),
         "memory bandwidth": reads / inputs.bandwidth,
-        "offloaded weights": steps * _host_seconds(inputs),
+        "offloaded weights": steps * _host_seconds(inputs, away),
         "kernel launches": steps * max(_launch_seconds(inputs), _prompt_launches(inputs, length)),
-        "communication": _communication(inputs, length, steps),
+        "communication": communication_seconds(inputs, length, steps),
     }
 
 
@@ -87,7 +87,8 @@ def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
     each = constants.old_prompt_layer if inputs.rules.is_legacy else constants.prompt_layer
     routed = sum(count for layer, count in layers if layer.uses_moe)
     total = len(inputs.model.layers) + routed * (constants.expert_launches - 1)
-    return total * inputs.host * each
+    sent = constants.old_reduce * num_reduces(inputs) if inputs.rules.is_legacy else 0.0
+    return inputs.host * (total * each + sent)
 
 
 _MOST_CAPTURED = 512
@@ -95,19 +96,20 @@ _MOST_CAPTURED = 512
 compute capability 10 0.28.0 has 1024, which is not followed here."""
 
 
-def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
-    """Return the time that a share of the offloaded weights takes over the host's link.
+def _host_seconds(inputs: SpeedInputs, read: float) -> float:
+    """Return the time that so many bytes of each stage's offloaded weights take over the host's link.
 
     vLLM leaves them in pinned host memory, and the kernels of every step read them from there
     (model_executor/models/utils.py, `maybe_offload_to_cpu`). Each GPU has its own link.
     """
-    moved = inputs.offloaded_bytes * share * inputs.ranks.pipeline
-    return moved / (inputs.gpu.host_bandwidth * inputs.constants.memory_share)
+    return (
+        read * inputs.ranks.pipeline / (inputs.gpu.host_bandwidth * inputs.constants.memory_share)
+    )
 
 
 def _launch_seconds(inputs: SpeedInputs, context: int = 0) -> float:
     is_eager = inputs.is_eager or (inputs.rules.is_legacy and context > _OLD_CAPTURED)
-    return len(inputs.model.layers) * inputs.constants.launch if is_eager else 0.0
+    return len(inputs.model.layers) * inputs.host * inputs.constants.launch if is_eager else 0.0
 
 
 _OLD_CAPTURED = 8192
@@ -139,13 +141,30 @@ def prompt_seconds(inputs: SpeedInputs, parts: Mapping[str, float], length: int)
     return larger + parts["communication"] + fixed
 
 
+def joining_seconds(inputs: SpeedInputs, length: int, batch: int, flops: float) -> float:
+    """Return how long a prompt holds up `batch` requests that are decoded beside it.
+
+    V0 computes a prompt in steps of its own. V1 puts it into theirs (vLLM's docs/configuration/optimization.md, "Chunked
+    Prefill": "enabled by default", it "batches all pending decode requests before scheduling any prefill"), so that
+    weights that they read are not read again and no further step waits for the host or for other ranks.
+    """
+    parts = prompt_times(inputs, length, flops)
+    if inputs.rules.is_legacy:
+        return prompt_seconds(inputs, parts, length) - inputs.taking_in
+    here, _ = read_bytes(inputs, batch)
+    shared = here * inputs.ranks.pipeline
+    reads = parts["memory bandwidth"] - _num_steps(inputs, length) * shared / inputs.bandwidth
+    own = parts["compute"] + max(0.0, reads)
+    return max(own, parts["kernel launches"]) + communication_seconds(inputs, length, 0)
+
+
 def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> Mapping[str, float]:
     """Return the seconds that a decode step reads, computes and sends, by resource."""
     model, ranks = inputs.model, inputs.ranks
     bandwidth = inputs.bandwidth
     tokens = size * (1 + inputs.drafting.num_tokens if inputs.drafting is not None else 1)
-    touched = touched_share(model, tokens)
-    reads = inputs.weights_bytes * touched * ranks.pipeline
+    here, away = read_bytes(inputs, tokens)
+    reads = here * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
     cached *= inputs.cache_times
     reached = inputs.constants.compute_reached(inputs.gpu)
@@ -153,11 +172,11 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
-        "offloaded weights": _host_seconds(inputs, touched),
+        "offloaded weights": _host_seconds(inputs, away),
         "compute": compute,
         "kernel launches": _launch_seconds(inputs, context),
         "small kernels": floor_seconds(inputs),
-        "communication": _communication(inputs, tokens, 1),
+        "communication": communication_seconds(inputs, tokens, 1),
         "drafting": draft_seconds(inputs, size, context, flops),
     }
 
@@ -196,9 +215,10 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
     reads = (draft.read_bytes + draft.expert_bytes * chosen + cached) / bandwidth
     rate = flops * inputs.constants.compute_reached(inputs.gpu)
     compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / rate
-    launches = draft.num_layers * inputs.constants.launch if inputs.is_eager else 0.0
+    each = inputs.host * inputs.constants.launch
+    launches = draft.num_layers * each if inputs.is_eager else 0.0
     share = draft.num_layers / len(inputs.model.layers)
-    sent = _communication(inputs, size, 1) * share
+    sent = communication_seconds(inputs, size, 1) * share
     return draft.num_tokens * (max(reads, compute, launches) + sent + DRAFT_PASS_SECONDS)
 
 
@@ -256,7 +276,13 @@ def _cached_tokens(model: Architecture, context: int) -> float:
     return read / total if total else 0.0
 
 
-def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
+def num_reduces(inputs: SpeedInputs) -> int:
+    """Return how often ranks add up what each has computed: after every half of a layer."""
+    halves = sum(count * _num_halves(layer) for layer, count in inputs.model.layer_counts)
+    return halves if inputs.ranks.tensor > 1 else 0
+
+
+def communication_seconds(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
     """Return the seconds of an all-reduce per half of a layer, and of handing on between stages."""
     ranks, gpu, model = inputs.ranks, inputs.gpu, inputs.model
     if ranks.tensor == 1 and ranks.pipeline == 1:
@@ -267,9 +293,10 @@ def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
         constants = inputs.constants
         is_linked = gpu.is_linked(ranks.tensor)
         per = steps * (constants.switch if is_linked else constants.bus)
-        link = gpu.bandwidth_between(ranks.tensor) * (1.0 if is_linked else constants.bus_share)
+        share = constants.bus_share if gpu.reads_peers else constants.copied_share
+        link = gpu.bandwidth_between(ranks.tensor) * (1.0 if is_linked else share)
         per += 2 * size * (ranks.tensor - 1) / ranks.tensor / link
-        seconds += sum(count * _num_halves(layer) for layer, count in model.layer_counts) * per
+        seconds += num_reduces(inputs) * per
     handed_on = steps * 2e-5 + size / gpu.bandwidth_between(ranks.pipeline * ranks.tensor)
     return seconds + (ranks.pipeline - 1) * handed_on
 

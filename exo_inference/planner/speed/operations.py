@@ -6,20 +6,78 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from exo_inference.planner.memory import expert_padding
+from exo_inference.planner.memory import Ranks, expert_padding, rank_bytes
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.shapes import KvKind, Layer
+from exo_inference.planner.model.shapes import KvKind, Layer, Weight
 
 if TYPE_CHECKING:
     from exo_inference.planner.speed.inputs import SpeedInputs
 
 
-def touched_share(model: Architecture, batch: int) -> float:
-    """Return the share of the weights that a batch reads: not every expert is chosen by someone."""
-    return 1 - _routed_share(model) * unchosen_share(model, batch)
+def read_bytes(inputs: SpeedInputs, batch: int) -> tuple[float, float]:
+    """Return the bytes of a rank's weights that a batch reads, of the GPU's memory and of the host's.
+
+    Not every expert is chosen by someone. What stays in the host's memory are layers, which are read but for such experts.
+    """
+    dtype_bytes = 4 if inputs.dtype == "float32" else 2
+    is_processor = inputs.gpu.vendor == "cpu"
+    experts, idle = _byte_shares(inputs.model, inputs.ranks, dtype_bytes, is_processor)
+    touched = 1 - idle - experts * (1 - _most_chosen(inputs, batch))
+    away = inputs.offloaded_bytes * touched / max(1e-9, 1 - idle)
+    return max(0.0, (inputs.weights_bytes + inputs.offloaded_bytes) * touched - away), away
+
+
+@lru_cache(maxsize=1024)
+def _byte_shares(
+    model: Architecture, ranks: Ranks, dtype_bytes: int, is_processor: bool
+) -> tuple[float, float]:
+    """Return the shares of a rank's bytes that are routed experts', and those that no step of text reads.
+
+    Bytes and not numbers: experts in 4 bit are often beside attention in 16. Of an embedding table that is not the head,
+    too, a step reads the rows of its tokens alone. On a processor all count as read, as its constants were set so: the model
+    of docs/benchmarks/planner-processor.md that has such a table was nearer to its measurements with it.
+    """
+    if is_processor:
+        unread: frozenset[str] = frozenset()
+    elif any(each.part == "lm_head" for each in model.outer_weights):
+        unread = _UNREAD | {"embedding"}
+    else:
+        unread = _UNREAD
+    experts = idle = total = 0.0
+    for weight, count in _counted_weights(model):
+        size = count * rank_bytes(weight, ranks, dtype_bytes)
+        total += size
+        experts += size if weight.part == "routed_experts" else 0.0
+        idle += size if weight.part in unread else 0.0
+    return experts / max(1.0, total), idle / max(1.0, total)
+
+
+_UNREAD = frozenset({"vision", "projector", "per_layer_embedding"})
+
+
+def _counted_weights(model: Architecture) -> Iterator[tuple[Weight, int]]:
+    for layer, count in model.layer_counts:
+        yield from ((weight, count) for weight in layer.weights)
+    yield from ((weight, 1) for weight in model.outer_weights)
+
+
+def _most_chosen(inputs: SpeedInputs, batch: int) -> float:
+    """Return the share of its experts that the busiest rank reads.
+
+    Where ranks have whole experts they all wait for the one most of whose experts were chosen: of as many draws as
+    there are ranks, the largest is expected where a normal distribution has 0.5264 to the power of 1 by their number.
+    """
+    chosen, ranks = 1 - unchosen_share(inputs.model, batch), inputs.ranks.expert
+    if ranks < 2 or inputs.model.moe is None:
+        return chosen
+    each = inputs.model.moe.num_experts / ranks
+    further = NormalDist().inv_cdf(0.5264 ** (1 / ranks))
+    return min(1.0, chosen + further * math.sqrt(chosen * (1 - chosen) / each))
 
 
 @lru_cache(maxsize=1024)
@@ -43,16 +101,36 @@ def unchosen_share(model: Architecture, batch: int) -> float:
 def product_seconds(inputs: SpeedInputs, num_tokens: int, flops: float) -> float:
     """Return the seconds of all matrix products on one GPU that reached its stated arithmetic.
 
-    Those of experts are no faster in 8 and 4 bit than in 16, and slower the narrower a rank's slice of each is.
+    Those of experts are no faster in 8 and 4 bit than in 16, and take the longer the narrower a rank's slice of each is:
+    so much more of the stated arithmetic, whatever share of it the wide ones reach, as power does not hold back a GPU that
+    is not filled.
     """
     model, ranks = inputs.model, inputs.ranks
+    rows = max(num_tokens, _least_rows(inputs))
     if model.moe is None:
-        return 2 * num_tokens * model.num_active_parameters / flops
+        return 2 * rows * model.num_active_parameters / flops
     routed = (1 - unchosen_share(model, 1)) * _routed_share(model) * model.num_parameters
     width = model.moe.intermediate_size / (1 if ranks.has_expert_parallel else ranks.tensor)
-    times = 1 + inputs.constants.grouped_width / max(1.0, width)
+    narrow = inputs.constants.grouped_width / max(1.0, width)
+    times = 1 + narrow * inputs.constants.compute_reached(inputs.gpu)
     grouped = routed * times * _unpacked(inputs) / half_rate(inputs, flops)
-    return 2 * num_tokens * ((model.num_active_parameters - routed) / flops + grouped)
+    return 2 * (rows * (model.num_active_parameters - routed) / flops + num_tokens * grouped)
+
+
+_TILE_ROWS = 64
+"""Rows of a product that compute capability 9 computes at least: its instructions multiply 64 (PTX ISA, `wgmma`)."""
+
+
+def _least_rows(inputs: SpeedInputs) -> int:
+    """Return the rows that a product computes at least, those that are padding included.
+
+    Of products in FP8 vLLM swaps the sides for few rows since 0.10, as 64 rows are mostly padding then
+    (vllm-project/vllm#20396, 2025-07). Weights that are unpacked to 16 bit have other instructions, of 16 rows.
+    """
+    quantization = inputs.model.quantization
+    native = quantization.default.native if quantization is not None else "bf16"
+    is_tiled = inputs.gpu.capability == 9.0 and native is not None and inputs.gpu.supports(native)
+    return _TILE_ROWS if is_tiled and not (native == "fp8" and inputs.rules.swaps_sides) else 1
 
 
 _HOPPER_SHARE = 0.61

@@ -57,7 +57,7 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
         "  roofline with what published runs reach of the GPU, and their floors per layer",
         "  and step",
         "  prompt tokens   first token         likely   bound by",
-        " # # ms #-# ms   memory bandwidth",
+        " # # ms #-# ms   compute",
         " # # ms #-# ms   compute",
         " # # s # ms-# s   compute",
     ]
