@@ -134,10 +134,12 @@ _LANES: tuple[tuple[str, float], ...] = (
     (r"epyc 7\w\w1\b", 16e9),
     (r"epyc 7\w\w[23]\b", 32e9),
     (r"xeon\(r\) (bronze|silver|gold|platinum) \d[12]\d\d", 16e9),
+    (r"xeon\(r\) (bronze|silver|gold|platinum) \d3\d\dh", 16e9),
     (r"xeon\(r\) (bronze|silver|gold|platinum) \d3\d\d", 32e9),
 )
-"""Bytes per second and direction of 16 lanes, by the name that a processor's kernel prints: AMD states PCIe 3.0 for EPYC 7001
-and 4.0 for 7002 and 7003, Intel 3.0 for the first two generations of Xeon Scalable and 4.0 for the third."""
+"""Bytes per second and direction of 16 lanes, by the name that a processor's kernel prints: PCIe 3.0 of EPYC 7001 and of the first
+two generations of Xeon Scalable, 4.0 of EPYC 7002 and 7003 and of the third. Source: ServeTheHome's lanes and bandwidth of a
+decade, servethehome.com/?p=66847 (2023); anandtech.com/show/14694 for EPYC 7002; Intel's "H" of the third have 3.0."""
 
 
 def processor_lanes(processor: str) -> float | None:

@@ -118,6 +118,7 @@ def test_geforce_cards_do_not_read_one_anothers_memory(gpu: str, reads: bool) ->
         ("AMD EPYC 9554 64-Core Processor", 64e9),
         ("Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz", 16e9),
         ("Intel(R) Xeon(R) Platinum 8368 CPU @ 2.40GHz", 32e9),
+        ("Intel(R) Xeon(R) Platinum 8380H CPU @ 2.90GHz", 16e9),
         ("INTEL(R) XEON(R) GOLD 6530", 64e9),
         ("", 64e9),
     ],
