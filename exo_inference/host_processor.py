@@ -69,14 +69,16 @@ def _ask_engine(named: str) -> EngineKernels:
     answer = subprocess.run(
         [sys.executable, "-m", "exo_engine.kernels.library"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
         timeout=_ASK_SECONDS,
-        env={**os.environ, KERNELS_VARIABLE: named},
+        env={**os.environ, KERNELS_VARIABLE: named, "PYTHONIOENCODING": "utf-8:replace"},
     )
-    if answer.returncode == _REFUSED:
-        return EngineKernels(refusal=answer.stderr.strip().splitlines()[-1])
-    return EngineKernels("" if answer.returncode else answer.stdout.strip())
+    if answer.returncode == _REFUSED and (lines := answer.stderr.strip().splitlines()):
+        return EngineKernels(refusal=lines[-1])
+    answer.check_returncode()
+    return EngineKernels(answer.stdout.strip())
 
 
 def _first_line(root: Path, *names: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from exo_inference.errors import ExoError
 from exo_inference.host_processor import (
+    EngineKernels,
     engine_kernels,
     has_bfloat16,
     processor_name,
@@ -32,10 +33,10 @@ MOST_SPREAD = 0.25
 no counter here shows.
 """
 _MEASURE_SECONDS = 120.0
-_MOST = 1e18
-"""Bytes or operations per second: no machine has more, so the file is not ours."""
+_LEAST, _MOST = 1e6, 1e18
+"""Bytes or operations per second: no machine has fewer or more, so the file is not ours."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""What this process is held to, and no engine that the control plane starts."""
+"""Engines get their own values of these, so a measurement leaves this process's out."""
 _KINDS = ("plain", "int8", "int4")
 
 
@@ -98,14 +99,21 @@ def write_speed(state: StateDir, speed: ProcessorSpeed) -> None:
     write_atomically(state.processor_file, json.dumps(asdict(speed)))
 
 
-def read_speed(state: StateDir) -> ProcessorSpeed | None:
-    """Return the measurement of this machine; None: there is none, or it is of another one or of other kernels, or damaged."""
+def read_speed(state: StateDir, kernels: EngineKernels | None = None) -> ProcessorSpeed | None:
+    """Return the measurement of this machine; None: there is none, or it is of another one or of other kernels, or damaged.
+
+    Args:
+        state: where it is kept.
+        kernels: what engines compute with; None: the engine is asked.
+    """
+    kernels = engine_kernels() if kernels is None else kernels
+    # Without bfloat16 it computes in float32, by PyTorch.
+    computing = (kernels.path if has_bfloat16() or kernels.has_vectors else "") or "torch"
     try:
         found = _checked(read_json(state.processor_file))
     except (OSError, ValueError, TypeError):
         return None
-    is_known = found.processor == _this_processor() and found.kernels == _computing_kernels()
-    return found if is_known else None
+    return found if (found.processor, found.kernels) == (_this_processor(), computing) else None
 
 
 def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
@@ -115,7 +123,8 @@ def machine_cpu(total_bytes: int, state: StateDir) -> Gpu:
         total_bytes: memory that can be used.
         state: where a measurement is kept.
     """
-    speed, kernels = read_speed(state), engine_kernels()
+    kernels = engine_kernels()
+    speed = read_speed(state, kernels)
     gpu = cpu_as_gpu(
         total_bytes,
         is_fast_in_bfloat16=has_bfloat16() or kernels.has_vectors,
@@ -133,22 +142,21 @@ def _checked(value: Any) -> ProcessorSpeed:
         ValueError, TypeError: it is not of the form, or no machine has such figures.
     """
     found = ProcessorSpeed(**value)
-    if set(found.operations) != set(_KINDS):
+    if not isinstance(found.operations, dict) or set(found.operations) != set(_KINDS):
         raise ValueError(f"operations are not of {', '.join(_KINDS)}")
-    rates: list[Any] = [found.read_bytes, *found.operations.values()]
-    if not all(isinstance(rate, (int, float)) and 0 < rate < _MOST for rate in rates):
+    rates = (found.read_bytes, *found.operations.values())
+    are_of_machine = all(_is_number(rate) and _LEAST <= rate < _MOST for rate in rates)
+    if not are_of_machine or not _is_number(found.others) or not _is_number(found.spread):
         raise ValueError("figures that no machine has")
     return found
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
 def _this_processor() -> str:
     return f"{_name()}, {len(os.sched_getaffinity(0))} cores"
-
-
-def _computing_kernels() -> str:
-    """Return what the engine would say that it was measured with: without bfloat16 it computes in float32 by PyTorch."""
-    found = engine_kernels()
-    return (found.path if has_bfloat16() or found.has_vectors else "") or "torch"
 
 
 @cache

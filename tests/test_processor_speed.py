@@ -139,6 +139,11 @@ def test_where_no_engine_starts_the_machine_says_so(
         {"operations": {**MEASURED["operations"], "fp64": 1.0}},
         {"operations": [1, 2, 3]},
         {"operations": None},
+        {"operations": list(MEASURED["operations"])},
+        {"read_bytes": True},
+        {"read_bytes": 1e-320},
+        {"others": "none"},
+        {"spread": float("nan")},
         {"more": 1},
     ],
     ids=str,
@@ -240,6 +245,23 @@ def test_an_engine_that_does_not_answer_counts_as_without_kernels(
     assert engine_kernels() == EngineKernels()
     monkeypatch.setattr(host_processor.sys, "executable", "/nowhere")
     assert engine_kernels() == EngineKernels()
+
+
+def test_an_engine_that_was_killed_once_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = tmp_path / "engine"
+    monkeypatch.setenv(host_processor.KERNELS_VARIABLE, "asked twice")
+    monkeypatch.setattr(host_processor, "find_spec", lambda name: name)
+    monkeypatch.setattr(host_processor.sys, "executable", str(engine))
+    for script, found in (
+        ("kill -9 $$", EngineKernels()),
+        ("exit 78", EngineKernels()),
+        ("printf 'no \\351' >&2; exit 78", EngineKernels(refusal="no \ufffd")),
+    ):
+        engine.write_text(f"#!/bin/sh\n{script}\n")
+        engine.chmod(0o755)
+        assert engine_kernels() == found
 
 
 @pytest.mark.parametrize("named", ["", "auto", "off", "plain", "avx2", "none", "best"])

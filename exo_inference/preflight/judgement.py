@@ -180,10 +180,10 @@ def _with_proposals(
     subject, found = judgement.subject, judgement.plan
     if subject.model is None or subject.gpu is None or found is None:
         return judgement
+    if any(problem.code == "processor" for problem in found.problems):
+        return judgement  # no other flag or GPU mends it
     advice: tuple[Advice, ...] = ()
     improvements: tuple[Improvement, ...] = ()
-    if subject.gpu.refusal:
-        return judgement  # which no other flag or GPU mends
     if found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
         advice = advise(
             subject.model, subject.gpu, subject.gpu_count, parameters,

@@ -18,6 +18,7 @@ from exo_inference.planner import (
 from exo_inference.planner.model.checkpoint import with_total_bytes
 from exo_inference.planner.model.requantize import INT8_HEAD, has_int8_head
 from exo_inference.planner.resolved_setting import settle
+from exo_inference.preflight import Subject, judge
 from tests.planner.flags import settings_of
 
 CONFIG = {
@@ -155,6 +156,9 @@ def test_a_machine_on_which_no_engine_starts_is_refused() -> None:
     assert (found.verdict, found.speed, found.notes) == (Verdict.REFUSED, None, ())
     others = plan(model, cpu, 1, settings_of([]))
     assert others.problems == (), "another engine does not ask"
+    large, flags = find_model("Qwen/Qwen3-8B"), ("--max-model-len=40960", "--dtype=float32")
+    assert judge(Subject(large, cpu, 1, flags, engine="vllm")).advice, "nor is its way out withheld"
+    assert not judge(Subject(large, cpu, 1, flags, engine="exo")).advice
 
 
 @pytest.mark.parametrize("flag", ["int4", "int4_per_group_128"])

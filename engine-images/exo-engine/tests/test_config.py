@@ -66,6 +66,12 @@ def test_threads_that_no_machine_has_are_refused(threads):
         settle(num_threads=threads)
 
 
+@pytest.mark.parametrize("sequences", [0, 65_537, 2**40])
+def test_sequences_that_no_machine_holds_are_refused(sequences):
+    with pytest.raises(ConfigurationError, match=f"--max-num-seqs must be .* got {sequences}"):
+        settle(max_num_seqs=sequences)
+
+
 @pytest.mark.parametrize(
     ("has_cuda", "dtype"), [(True, "auto"), (True, "float16"), (False, "float32")]
 )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from exo_engine.attention import BACKENDS
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.errors import ConfigurationError
-from exo_engine.flags import MAX_CPU_THREADS
+from exo_engine.flags import MAX_CPU_THREADS, MAX_NUM_SEQS
 from exo_engine.simulation.file import Simulation
 from exo_engine.weight_formats import PLAIN, formats_made_at_load
 
@@ -243,6 +243,11 @@ def _check_ranges(config: EngineConfig) -> None:
             f"--cpu-threads must be {MAX_CPU_THREADS} or less, got {config.num_threads}",
             param="cpu-threads",
             hint="Leave it out for a thread per core; more than cores make every step slower.",
+        )
+    if config.max_num_seqs is not None and config.max_num_seqs > MAX_NUM_SEQS:
+        raise ConfigurationError(
+            f"--max-num-seqs must be {MAX_NUM_SEQS} or less, got {config.max_num_seqs}",
+            param="max-num-seqs",
         )
     _check_partial_prefills(config)
     if not 0.0 < config.gpu_memory_utilization <= 1.0:

@@ -18,6 +18,7 @@ from exo_engine.weight_formats import formats_made_at_load
 _ONE_GPU: Final = "this version runs a model on one device; use more replicas instead"
 
 MAX_CPU_THREADS: Final = 1024
+MAX_NUM_SEQS: Final = 65_536
 """More than this no machine has use for; some ten thousand leave its other processes none."""
 
 FLAGS: Final[tuple[Flag, ...]] = (
@@ -237,7 +238,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="integer",
         section="SchedulerConfig",
         minimum=1,
-        maximum=65_536,
+        maximum=MAX_NUM_SEQS,
         description="Most sequences in one step.",
     ),
     Flag(

@@ -6,13 +6,15 @@ token ids and numbers only: stop strings, `n`, detokenizing and templates belong
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exo_engine.errors import InvalidSamplingParams
 
 MAX_SEED = 2**64 - 1
+MOST_TEMPERATURE = 1e6
+REPETITION_PENALTIES = 0.01, 100.0
+"""The least and the most. Far beyond what changes an answer, and logits divided by them stay in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted per occurrence from tokens already generated; -2 to 2."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens in prompt or output; above 1 discourages repeating."""
+    """Divides the logits of tokens in prompt or output; above 1 discourages repeating; `REPETITION_PENALTIES`."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these token ids; -100 to 100."""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -59,18 +61,13 @@ class SamplingParams:
     End-of-sequence comes only where the grammar accepts, and the answer ends where nothing may follow."""
 
     def __post_init__(self) -> None:
-        _require_range("temperature", self.temperature, 0.0, math.inf)
+        _require_range("temperature", self.temperature, 0.0, MOST_TEMPERATURE)
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require_range("min_p", self.min_p, 0.0, 1.0)
         _require_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require(
-            0.0 < self.repetition_penalty < math.inf,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "above 0",
-        )
+        _require_range("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         if self.max_tokens is not None:
             _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
@@ -113,5 +110,4 @@ def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def _require_range(name: str, value: float, low: float, high: float) -> None:
-    limit = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
-    _require(low <= value <= high and math.isfinite(value), name, value, limit)
+    _require(low <= value <= high, name, value, f"from {low:g} to {high:g}")

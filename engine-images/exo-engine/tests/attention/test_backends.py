@@ -25,7 +25,7 @@ HELD_IN = {
     "torch": "test_gathering.py",
     "triton": "test_triton.py",
 }
-"""The file that holds a backend equal to attention written out; those that are named here are given to its tests."""
+"""The file that holds a backend equal to attention written out; the tests here take those whose file is this one."""
 CPU = torch.device("cpu")
 
 
@@ -199,8 +199,9 @@ def test_scratch_is_bounded_and_known(name):
 
 def test_every_backend_is_held_equal_somewhere():
     assert set(HELD_IN) == set(BACKENDS)
-    for where in HELD_IN.values():
-        assert Path(__file__).with_name(where).exists()
+    for name, where in HELD_IN.items():
+        text = Path(__file__).with_name(where).read_text(encoding="utf-8")
+        assert f'"{name}"' in text, f"{where} has no test of {name}"
 
 
 def test_an_unknown_backend_is_refused():

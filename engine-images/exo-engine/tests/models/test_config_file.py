@@ -55,6 +55,7 @@ NEXT = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
 GEMMA3 = {**GEMMA2, "architectures": ["Gemma3ForCausalLM"]}
 GEMMA4 = {**GEMMA2, "architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6}
@@ -120,6 +121,15 @@ def test_defaults_of_each_family(spec_of):
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        (
+            {"eos_token_id": list(range(2000))},
+            "eos_token_id is a list of.*, expected 1024 tokens at most",
+        ),
+        ({"rope_theta": 1.0, "rope_scaling": YARN}, "rope_theta is 1.0, expected a number above 1"),
+        (
+            {"rope_scaling": {**YARN, "beta_fast": 1e308}},
+            "beta_fast is 1e.308, expected from 1e-06 to 1e.06",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
         ({"rope_scaling": 4}, "rope_scaling is 4, expected an object"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type is 'dynamic'"),

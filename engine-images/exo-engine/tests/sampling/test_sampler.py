@@ -108,6 +108,21 @@ def test_filters_keep_exactly_these(params, kept):
     assert set(draw(3000, **params)) == kept
 
 
+@pytest.mark.parametrize("most", [1e33, 3e38], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}, {"min_p": 0.1}, {"top_k": 2000}],
+    ids=str,
+)
+def test_logits_that_go_beyond_float32_leave_the_likeliest(params, most):
+    values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(3))
+    values[:, 1234] = most
+    values[2:, 1230:1234] = most * 0.999
+    rows = [row(key=key, temperature=1e-6, **params) for key in range(4)]
+    found = sample(values, rows)
+    assert [(each.token_id, each.is_valid) for each in found] == [(1234, True)] * 4
+
+
 def test_filters_look_beyond_the_first_candidates_when_they_must():
     """A flat distribution over more tokens than are sorted at first."""
     flat = torch.zeros(400, 5000)

@@ -109,7 +109,7 @@ def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
             smaller += " or --quantization int8"
         raise OutOfMemory(
             f"loading the weights of {config.model_dir} in {config.dtype} takes "
-            f"{_gib(needed)}, but only {_gib(free)} are free on the {config.device} device",
+            f"{_size(needed)}, but only {_size(free)} are free on the {config.device} device",
             hint=f"Free memory, or use a smaller model{smaller}.",
         )
 
@@ -145,8 +145,8 @@ def choose_num_blocks(
     num_blocks = min(budget // size, most)
     if num_blocks < 1:
         raise OutOfMemory(
-            f"{source} is {_gib(max(budget, 0))}, but one KV block of {config.block_size} tokens "
-            f"takes {_gib(size)}",
+            f"{source} is {_size(max(budget, 0))}, but one KV block of {config.block_size} tokens "
+            f"takes {_size(size)}",
             hint="Raise --gpu-memory-utilization, or use a smaller model or --dtype."
             if config.device == "cuda"
             else "Raise the KV cache size, or use a smaller model.",
@@ -154,7 +154,7 @@ def choose_num_blocks(
     free = free_host_bytes()
     if config.device == "cpu" and num_blocks * size > free:
         raise OutOfMemory(
-            f"{source} is {_gib(num_blocks * size)}, but only {_gib(free)} of memory are free",
+            f"{source} is {_size(num_blocks * size)}, but only {_size(free)} of memory are free",
             hint=f"Ask for a KV cache of {free // 2**20} MiB or less, or free memory.",
         )
     return replace(cuda or KVBudget(0, budget), num_blocks=num_blocks)
@@ -235,16 +235,16 @@ def _profile(config: ResolvedConfig, profile: Callable[[], Callable[[], int]]) -
     budget = cuda_budget(config.gpu_memory_utilization, before, peak, after, graphs)
     logger.info(
         "of %s, %s are used by weights and the largest step, %s elsewhere, %s by graphs; %s for the KV cache",
-        _gib(before.total_bytes),
-        _gib(peak),
-        _gib(budget.non_torch_bytes or 0),
-        _gib(budget.graph_bytes),
-        _gib(max(budget.available_bytes, 0)),
+        _size(before.total_bytes),
+        _size(peak),
+        _size(budget.non_torch_bytes or 0),
+        _size(budget.graph_bytes),
+        _size(max(budget.available_bytes, 0)),
     )
     return budget
 
 
-def _gib(num_bytes: int) -> str:
+def _size(num_bytes: int) -> str:
     if num_bytes < 2**20:
         return f"{num_bytes} bytes" if num_bytes != 1 else "1 byte"
     if num_bytes < 2**30 // 10:

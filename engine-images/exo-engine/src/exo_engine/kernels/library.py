@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 PATHS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "plain")
 """Sets of instructions, best first."""
+_MOST_LETTERS = 40
+"""Of a wrong name that is shown."""
 _INTERFACE = 11
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 
@@ -226,7 +228,7 @@ def allowed_paths() -> tuple[str, ...]:
     if wanted not in paths:
         there = ", ".join(("auto", "off", *paths))
         raise ConfigurationError(
-            f"{VARIABLE} is {wanted!r}, but this machine has only {there}",
+            f"{VARIABLE} is {wanted[:_MOST_LETTERS]!r}, but this machine has only {there}",
             hint=f"Leave {VARIABLE} out to take what is best.",
         )
     return paths[paths.index(wanted) :]

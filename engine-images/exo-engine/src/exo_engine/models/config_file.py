@@ -7,7 +7,7 @@ Every problem is a `ModelUnusable` that names the file, the key, what was found 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ _MISSING: Any = object()
 _MOST = 2**31 - 1
 """No size in a model is near it; larger ones break the arithmetic of tensors."""
 _MOST_LAYERS = 10_000
+_MOST_EOS_TOKENS = 1024
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -85,6 +86,16 @@ class ConfigReader:
         if not isinstance(value, dict):
             raise self.unusable(key, value, "an object")
         return ConfigReader(self.path, value, f"{self.prefix}{key}.")
+
+    def kinds(self, key: str, count: int, known: Collection[str]) -> list[str] | None:
+        """Return the kind of each of `count` layers; None where the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        is_list = isinstance(value, list) and len(value) == count
+        if not is_list or any(not isinstance(each, str) or each not in known for each in value):
+            raise self.unusable(key, value, f"{count} of {', '.join(known)}")
+        return list(value)
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -236,7 +247,7 @@ def _check_activation(reader: ConfigReader) -> None:
 
 
 def _eos_token_ids(model_dir: Path, reader: ConfigReader) -> tuple[int, ...]:
-    found: list[int] = []
+    found: dict[int, None] = {}  # in order
     path = model_dir / "generation_config.json"
     readers = [reader]
     if path.exists():
@@ -247,8 +258,9 @@ def _eos_token_ids(model_dir: Path, reader: ConfigReader) -> tuple[int, ...]:
         for token_id in ids:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise source.unusable("eos_token_id", value, "an integer or a list of integers")
-            if token_id not in found:
-                found.append(token_id)
+            found[token_id] = None
+        if len(found) > _MOST_EOS_TOKENS:
+            raise source.unusable("eos_token_id", ids, f"{_MOST_EOS_TOKENS} tokens at most")
     return tuple(found)
 
 

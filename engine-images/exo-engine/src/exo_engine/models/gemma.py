@@ -62,11 +62,9 @@ def read_windows(
 ) -> PerLayer:
     """Return each layer's window; where no list says it, one in `full_every` layers has none."""
     window = reader.integer("sliding_window", default)
-    kinds = reader.values.get("layer_types")
+    kinds = reader.kinds("layer_types", num_layers, _KINDS)
     if kinds is None:
         kinds = [_KINDS[(index + 1) % full_every == 0] for index in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(_KINDS):
-        raise reader.unusable("layer_types", kinds, f"{num_layers} of {', '.join(_KINDS)}")
     return tuple(window if kind == _KINDS[0] else None for kind in kinds)
 
 

@@ -27,11 +27,9 @@ def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...
     if not reader.boolean("use_sliding_window", False) or not reader.has("sliding_window"):
         return (None,) * num_layers
     window = reader.integer("sliding_window")
-    kinds = reader.values.get("layer_types")
+    known = {"full_attention": None, "sliding_attention": window}
+    kinds = reader.kinds("layer_types", num_layers, known)
     if kinds is None:
         first = reader.integer("max_window_layers", 28, at_least=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(known):
-        raise reader.unusable("layer_types", kinds, f"{num_layers} of {', '.join(known)}")
     return tuple(known[kind] for kind in kinds)

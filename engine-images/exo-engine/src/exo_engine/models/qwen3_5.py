@@ -36,12 +36,10 @@ def spec_from_config(reader: ConfigReader, *, default_rotary_part: float = 1.0) 
 
 
 def _read_delta(reader: ConfigReader, num_layers: int) -> DeltaSpec:
-    kinds = reader.values.get("layer_types")
+    kinds = reader.kinds("layer_types", num_layers, _KINDS)
     if kinds is None:
         step = reader.integer("full_attention_interval", 4)
         kinds = [_KINDS[(index + 1) % step == 0] for index in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(_KINDS):
-        raise reader.unusable("layer_types", kinds, f"{num_layers} of {', '.join(_KINDS)}")
     if _KINDS[1] not in kinds:
         raise reader.unusable("layer_types", kinds, f"at least one {_KINDS[1]}")
     num_keys = reader.integer("linear_num_key_heads", 16)

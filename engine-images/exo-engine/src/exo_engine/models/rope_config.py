@@ -12,6 +12,7 @@ import math
 from exo_engine.models.config_file import ConfigReader
 from exo_engine.models.spec import RopeSpec
 
+_MOST_ROTATIONS = 1e6
 _SUPPORTED = ("default", "linear", "llama3", "yarn", "proportional")
 
 
@@ -71,6 +72,8 @@ def read_rope_of(
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
         )
+    if theta <= 1.0:
+        raise reader.unusable("rope_theta", theta, "a number above 1 for yarn")
     return _read_yarn(scaling, theta, original)
 
 
@@ -87,11 +90,19 @@ def _read_yarn(scaling: ConfigReader, theta: float, original: int) -> RopeSpec:
         kind="yarn",
         factor=factor,
         original_max_position_embeddings=original,
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
+        beta_fast=_rotations(scaling, "beta_fast", 32.0),
+        beta_slow=_rotations(scaling, "beta_slow", 1.0),
         truncate=scaling.boolean("truncate", True),
         attention_factor=_yarn_attention_factor(scaling, factor),
     )
+
+
+def _rotations(scaling: ConfigReader, key: str, default: float) -> float:
+    """Return how often a dimension turns over the original length."""
+    value = scaling.number(key, default)
+    if not 1 / _MOST_ROTATIONS <= value <= _MOST_ROTATIONS:
+        raise scaling.unusable(key, value, f"from {1 / _MOST_ROTATIONS:g} to {_MOST_ROTATIONS:g}")
+    return value
 
 
 def _yarn_attention_factor(scaling: ConfigReader, factor: float) -> float:

@@ -78,13 +78,18 @@ def choose(logits: Tensor, table: Tensor, ways: Ways) -> tuple[Tensor, Tensor]:
         step = max(1, _MOST_NUMBERS // logits.shape[1])
         parts = zip(torch.split(logits, step), torch.split(table, step, dim=1), strict=True)
         drawn = torch.cat([_draw(part, numbers, ways) for part, numbers in parts])
-        tokens = torch.where(table[TEMPERATURE] > 0, drawn, tokens)
+        # Beside a logit that goes beyond float32 no other token has a weight.
+        is_drawn = (table[TEMPERATURE] > 0) & torch.isfinite(values / _temperatures(table))
+        tokens = torch.where(is_drawn, drawn, tokens)
     return tokens, torch.isfinite(values)
 
 
+def _temperatures(table: Tensor) -> Tensor:
+    return table[TEMPERATURE].float().clamp_min(LEAST_TEMPERATURE)
+
+
 def _draw(logits: Tensor, table: Tensor, ways: Ways) -> Tensor:
-    temperatures = table[TEMPERATURE].float().clamp_min(LEAST_TEMPERATURE)
-    scaled = logits / temperatures.unsqueeze(1)
+    scaled = logits / _temperatures(table).unsqueeze(1)
     limits = scaled.amax(dim=-1, keepdim=True) + table[LOG_MIN_P].float().unsqueeze(1)
     scaled.masked_fill_(scaled < limits, -math.inf)
     top_ks, top_ps, numbers = table[TOP_K].long(), table[TOP_P], table[NUMBER]

@@ -265,7 +265,7 @@ inline int next_bucket(const Vocabulary& row, int bucket) {
 inline Cut find_cut(const Vocabulary& row, long most, double enough, double beyond) {
   Cut cut = {0, 0, 0};
   int bucket = next_bucket(row, 0);
-  for (;;) {
+  while (bucket < kBuckets) {
     const double weight = cut.weight + row.weights[bucket];
     const int next = next_bucket(row, bucket + 1);
     if (next == kBuckets || cut.count + row.counts[bucket] >= most || weight >= enough || weight > beyond) break;
@@ -273,6 +273,7 @@ inline Cut find_cut(const Vocabulary& row, long most, double enough, double beyo
     cut.weight = weight;
     bucket = next;
   }
+  if (bucket == kBuckets) return cut;
   sort_bucket(row, bucket);
   for (long i = 0; i < row.counts[bucket]; i++) {
     cut.token = token_of(row.sorted[i]);
@@ -305,6 +306,7 @@ inline long choose(const SampleCall& call, long index, Vocabulary& row) {
   if (!call.temperatures || call.temperatures[index] == 0 || !is_finite) return likeliest;
   row.temperature = call.temperatures[index];
   row.largest = row.logits[likeliest] / row.temperature;
+  if (!__builtin_isfinite(row.largest)) return likeliest;  // no other token has a weight beside one beyond float32
   row.lowest = row.largest + call.log_min_ps[index];
   const double number = call.numbers[index], top_p = call.top_ps[index];
   const long top_k = call.top_ks[index];
