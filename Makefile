@@ -217,7 +217,8 @@ planner-calibrate: setup-dev ## set the planner's measured constants on one half
 	@$(BIN)/python -m scripts.static_starts.grade --cases $(STATIC_STARTS) --explanations docs/benchmarks/planner-explanations.json \
 	  --write docs/benchmarks/planner-sglang.md
 	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --write docs/benchmarks/planner-published-speeds.md
-	@$(BIN)/python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --write docs/benchmarks/planner-processor.md
+	@$(BIN)/python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --held docs/benchmarks/cpu-avx2.json \
+	  --write docs/benchmarks/planner-processor.md
 	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json --ran $(SPEEDS) \
 	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
 

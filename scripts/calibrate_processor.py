@@ -1,6 +1,7 @@
 """Sets the constants of the planner's speeds on a processor on one model's figures, and grades it on the others.
 
-    python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json [--check] [--write PAGE.md]
+    python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --held docs/benchmarks/cpu-avx2.json \
+        [--check] [--write PAGE.md]
 
 The figures are exo-engine's, without HTTP, of rounds in which the engine measured the machine, too: each is estimated
 from what its own round measured, as a machine's memory may be faster in one minute than in the next. The smallest
@@ -84,6 +85,7 @@ class Speed:
     Attributes:
         case: `prefill 512`, `decode 8`.
         rate: tokens per second.
+        held: what the run was held to, such as AVX2; empty where it took what the machine has.
     """
 
     model: str
@@ -91,6 +93,7 @@ class Speed:
     case: str
     rate: float
     inputs: SpeedInputs
+    held: str = ""
 
     def predict(self, constants: ProcessorConstants) -> float:
         """Return the planner's tokens per second."""
@@ -108,7 +111,7 @@ class Speed:
         return math.log(self.predict(constants) / self.rate)
 
 
-def read_speeds(reports: Sequence[Report]) -> list[Speed]:
+def read_speeds(reports: Sequence[Report], held: str = "") -> list[Speed]:
     """Return the speeds of exo-engine in runs that know what the engine reaches on the machine."""
     found = []
     for report in reports:
@@ -117,7 +120,7 @@ def read_speeds(reports: Sequence[Report]) -> list[Speed]:
                 if name.startswith("exo-"):
                     inputs = _inputs_by_round(report, model, name, config)
                     found += [
-                        Speed(model, name, case, rate, inputs[number])
+                        Speed(model, name, case, rate, inputs[number], held)
                         for case in OFFLINE
                         for number, rate in report.by_round(
                             model, name, case, "tokens_per_second"
@@ -200,10 +203,10 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
     lines = [
         "# The planner's speeds on a processor",
         "",
-        "exo-engine's speeds as they were [measured](cpu.md), and as the planner estimates them from the engine's own",
+        "exo-engine's speeds as they were measured ([here](cpu.md), and [held to AVX2](cpu-avx2.md)), and as the planner estimates them from the engine's own",
         "measurement of the same machine in the same round (`exo ai deployment plan --gpu-type cpu --measure`). Constants",
         f"are set on {TITLES[SETS_CONSTANTS].partition(',')[0]} alone, by these figures and by [its profile](cpu-profile.md); the other models are graded.",
-        "What the estimate is made of was chosen with all of these figures in sight.",
+        "What the estimate is made of was chosen with all of these figures in sight, but those of AVX2.",
         "The band that a plan shows has nine in ten of the figures of all rounds. Below are medians of the",
         "rounds, of the ratio too; a round in which the machine was not measured undisturbed has no part in them.",
         "",
@@ -215,17 +218,17 @@ def render(speeds: Sequence[Speed], constants: ProcessorConstants) -> str:
             "No run in which the engine measured the machine has been kept yet: the constants are assumed, and bands are wide.",
             "",
         ]
-    for model in dict.fromkeys(each.model for each in speeds):
+    for model, held in dict.fromkeys((each.model, each.held) for each in speeds):
         of_model: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for each in speeds:
-            if each.model == model:
+            if (each.model, each.held) == (model, held):
                 both = each.predict(constants), each.rate
                 of_model.setdefault((each.contestant, each.case), []).append(both)
         ratios = [_medians(pairs)[2] for pairs in of_model.values()]
         near = sum(1 / (1 + WANTED) <= ratio <= 1 + WANTED for ratio in ratios)
-        part = "sets constants" if model == SETS_CONSTANTS else "graded"
+        part = "sets constants" if model == SETS_CONSTANTS and not held else "graded"
         lines += [
-            f"## {TITLES[model]}: {part}",
+            f"## {TITLES[model]}{f', held to {held}' if held else ''}: {part}",
             "",
             f"{near} of {len(ratios)} within {WANTED:.0%}.",
             "",
@@ -252,6 +255,10 @@ def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]
     return statistics.median(estimates), statistics.median(measured), statistics.median(ratios)
 
 
+def _reports(path: Path) -> list[Report]:
+    return [Report(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the constants and the page, or with --check compare the constants with the file."""
     parser = argparse.ArgumentParser(
@@ -259,19 +266,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Set the constants of the planner's speeds on a processor on one model's figures.",
     )
     parser.add_argument("--figures", type=Path, required=True, help="docs/benchmarks/cpu.json")
+    parser.add_argument("--held", type=Path, help="the same of runs held to AVX2, which are graded")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; 1 where it would differ"
     )
     parser.add_argument("--write", type=Path, help="page to replace")
     options = parser.parse_args(arguments)
-    reports = [Report(**each) for each in json.loads(options.figures.read_text(encoding="utf-8"))]
-    speeds = read_speeds(reports)
+    speeds = read_speeds(_reports(options.figures))
+    held = read_speeds(_reports(options.held), "AVX2") if options.held is not None else []
     setting = [each for each in speeds if each.model == SETS_CONSTANTS]
-    constants = derive(setting, [each for each in speeds if each.model != SETS_CONSTANTS])
+    graded = [each for each in speeds if each.model != SETS_CONSTANTS] + held
+    constants = derive(setting, graded)
     text = json.dumps(asdict(constants), indent=0) + "\n"
     code = write_or_compare(TARGET, text, options.figures, check=options.check)
     if options.write is not None and not options.check:
-        options.write.write_text(render(speeds, constants), encoding="utf-8")
+        options.write.write_text(render([*speeds, *held], constants), encoding="utf-8")
     return code
 
 
