@@ -223,3 +223,14 @@ def test_attention_by_kernels_does_not_ask_what_layers_are() -> None:
 def test_on_a_gpu_nothing_of_it_is_asked() -> None:
     found = planned("gemma2", "--batch-invariant", "--kv-cache-dtype=fp8", gpu=find_gpu("H100"))
     assert problems(found) == []
+
+
+@pytest.mark.parametrize("flag", ["--cpu-threads=1", "--cpu-threads=3"])
+def test_fewer_threads_are_told_beside_a_speed_of_all(flag: str) -> None:
+    found = planned("llama", flag)
+    assert found.speed == planned("llama").speed
+    [note] = found.notes
+    assert note.startswith(f"the speed is that of a thread on each core; with {flag} on more cores")
+    assert flag in found.parameters.format()
+    assert len(planned("llama", flag, "--dtype=float32").notes) == 1, "no speed, no word of it"
+    assert planned("llama", flag, gpu=find_gpu("H100")).notes == ()

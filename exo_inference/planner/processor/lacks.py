@@ -63,10 +63,17 @@ def processor_notes(setting: Setting) -> tuple[str, ...]:
     """Return what is to be known of the speed on a processor."""
     if slow := why_not_estimated(setting):
         return (slow,)
-    return tuple(
+    notes = [
         f"{lack.why}: a step takes up to {lack.most_times:g} times as long as estimated"
         for lack in find_lacks(setting)
-    )
+    ]
+    threads = setting.parameters.cpu_threads
+    if threads is not None and setting.gpu.vendor == "cpu" and setting.rules.kernels is not None:
+        notes.append(
+            f"the speed is that of a thread on each core; with --cpu-threads={threads} on more cores a prompt takes longer "
+            "by as many times as there are fewer threads, and each token of an answer by up to as many"
+        )
+    return tuple(notes)
 
 
 def kernel_problems(setting: Setting) -> list[Problem]:
