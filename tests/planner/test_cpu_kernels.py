@@ -108,7 +108,6 @@ def test_formats_and_caches_are_known_as_the_engine_computes_them() -> None:
         ("--kv-cache-dtype=float32", "read no KV cache of --kv-cache-dtype=float32"),
         ("--kv-cache-dtype=float16", "read no KV cache of --kv-cache-dtype=float16"),
         ("--attention-backend=reference", "--attention-backend=reference does not attend by"),
-        ("--attention-backend=torch", "--attention-backend=torch does not attend by"),
         ("--block-size=8", "blocks of a multiple of 16 tokens, --block-size is 8"),
         ("--dtype=float16", "compute in bfloat16 alone, not in float16"),
     ],
@@ -218,6 +217,30 @@ def test_attention_by_kernels_is_refused_where_they_do_not_attend(
 def test_attention_by_kernels_does_not_ask_what_layers_are() -> None:
     for family, flag in (("gemma2", "--max-num-seqs=4"), ("llama", "--quantization=fp8")):
         assert planned(family, "--attention-backend=cpu", flag).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton", "flashinfer"])
+def test_backends_of_gpus_are_refused_on_a_cpu(backend: str) -> None:
+    found = planned("llama", f"--attention-backend={backend}")
+    assert problems(found) == [
+        f"--attention-backend={backend} is not there: it needs a GPU; leave --attention-backend out"
+    ]
+    assert problems(planned("llama", f"--attention-backend={backend}", gpu=find_gpu("H100"))) == []
+
+
+def test_a_model_that_embeds_is_refused_flags_of_models_that_generate() -> None:
+    flags = ("--batch-invariant", "--attention-backend=reference")
+    found = planned("qwen3", *flags, architectures=["Qwen3Model"])
+    assert [each.code for each in found.problems] == ["batch-invariant", "attention-backend"]
+    assert problems(found)[0].endswith("embeds or scores; leave --batch-invariant out")
+    assert problems(planned("qwen3", architectures=["Qwen3Model"])) == []
+
+
+def test_the_engine_has_the_backends_that_are_known() -> None:
+    backends = pytest.importorskip("exo_engine.attention").BACKENDS
+    kernels = rules_for("exo", "").kernels
+    assert kernels is not None
+    assert {kernels.backend, *kernels.other_backends} - {"auto"} < backends.keys()
 
 
 def test_on_a_gpu_nothing_of_it_is_asked() -> None:

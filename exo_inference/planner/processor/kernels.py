@@ -29,6 +29,7 @@ class ProcessorKernels:
         quantizations: values of --quantization.
         cache_types: values of --kv-cache-dtype.
         backend: the value of --attention-backend that asks for them; without the flag they are taken where they can be.
+        other_backends: its values that take no kernels and start on a processor all the same.
         head_multiple, longest_head: heads have a multiple of so many numbers, and so many at most.
         block_multiple: blocks of the cache have a multiple of so many tokens.
         by_torch: model types of which PyTorch computes a part.
@@ -38,6 +39,7 @@ class ProcessorKernels:
     quantizations: frozenset[str]
     cache_types: frozenset[str]
     backend: str
+    other_backends: frozenset[str]
     head_multiple: int
     longest_head: int
     block_multiple: int

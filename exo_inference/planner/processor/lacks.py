@@ -81,20 +81,34 @@ def kernel_problems(setting: Setting) -> list[Problem]:
     kernels, parameters = setting.rules.kernels, setting.parameters
     if kernels is None:
         return []
+    backend = parameters.attention_backend or "auto"
+    if setting.model.is_embedding or parameters.runner == "pooling":
+        asked = {
+            "batch-invariant": parameters.batch_invariant,
+            "attention-backend": backend != "auto",
+        }
+        why = "is for models that generate, and this one embeds or scores; leave"
+        return [
+            Problem(name, f"--{name} {why} --{name} out", says_step=True)
+            for name, is_asked in asked.items()
+            if is_asked
+        ]
     lacks, problems = find_lacks(setting), []
     if parameters.batch_invariant:
-        for lack in lacks:
-            step = f"{lack.step}, or leave" if lack.step else "leave"
-            detail = f"--batch-invariant cannot be kept on a CPU: {lack.why}; {step} --batch-invariant out"
-            problems.append(Problem("batch-invariant", detail, says_step=True))
-    if parameters.attention_backend == kernels.backend:
-        for lack in lacks:
-            if lack.part != "layers":
-                flag = f"--attention-backend={kernels.backend}"
-                step = f"{lack.step}, or leave" if lack.step else "leave"
-                detail = f"{flag} is not there: {lack.why}; {step} --attention-backend out"
-                problems.append(Problem("attention-backend", detail, says_step=True))
+        told = "--batch-invariant cannot be kept on a CPU"
+        problems += [_refusal("batch-invariant", told, lack) for lack in lacks]
+    told = f"--attention-backend={backend} is not there"
+    if backend == kernels.backend:
+        in_question = [lack for lack in lacks if lack.part != "layers"]
+        problems += [_refusal("attention-backend", told, lack) for lack in in_question]
+    elif setting.gpu.vendor == "cpu" and backend not in kernels.other_backends:
+        problems.append(_refusal("attention-backend", told, Lack("attention", "it needs a GPU")))
     return problems
+
+
+def _refusal(name: str, told: str, lack: Lack) -> Problem:
+    ways = " or ".join(filter(None, (lack.step and f"{lack.step},", f"leave --{name} out")))
+    return Problem(name, f"{told}: {lack.why}; {ways}", says_step=True)
 
 
 def _find(setting: Setting, kernels: ProcessorKernels) -> Iterator[Lack]:
