@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.planner import Gpu, Plan, Verdict, cpu_as_gpu, find_gpu, plan, read_architecture
+from exo_inference.planner import (
+    Gpu,
+    Plan,
+    Verdict,
+    advise,
+    cpu_as_gpu,
+    find_gpu,
+    plan,
+    read_architecture,
+)
 from exo_inference.planner.engine_rules import rules_for
 from tests.planner.flags import settings_of
 from tests.planner.test_exo_on_a_cpu import CONFIG, HYBRID, LATENT, NEXT
@@ -73,6 +82,16 @@ def test_families_are_known_as_the_engine_computes_them(family: str, tmp_path: P
     assert kernels is not None
     assert model.is_computed_by_kernels == (family not in kernels.by_torch)
     assert (family in WHOLE) == model.is_computed_by_kernels
+
+
+def test_a_cache_that_the_kernels_read_is_advised() -> None:
+    model = read_architecture(config("llama", max_position_embeddings=2**20), name="tiny")
+    flags = settings_of(["--max-model-len=600000", "--kv-cache-memory-bytes=1G"], engine="exo")
+    size = plan(model, CPU, 1, flags).needed_kv_bytes_per_gpu * 3 // 4
+    flags = settings_of([f"--kv-cache-memory-bytes={size}", "--max-model-len=600000"], engine="exo")
+    found = [flag for each in advise(model, CPU, 1, flags, other_gpus=()) for flag in each.flags]
+    assert "--kv-cache-dtype=int8" in found
+    assert "--kv-cache-dtype=fp8" not in found
 
 
 def test_every_family_that_the_engine_serves_is_judged() -> None:
