@@ -71,7 +71,8 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     _fill(options)
     try:
-        options.peers = choose(options.peers) if options.peers else list(all_contestants())
+        named = options.peers
+        options.peers = list(all_contestants()) if named is None else choose(named)
     except ValueError as exc:
         parser.error(f"--peers: {exc}")
     options.models = _words(parser, "--models", options.models, SIZES)
@@ -101,7 +102,8 @@ def _fill(options: argparse.Namespace) -> None:
     for name, value in (quick if options.quick else usual).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.cases = options.cases or ",".join((*OFFLINE, *HTTP))
+    if options.cases is None:
+        options.cases = ",".join((*OFFLINE, *HTTP))
     if options.quick:
         options.attempts = 1
 

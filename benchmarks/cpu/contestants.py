@@ -344,7 +344,7 @@ def choose(words: str) -> list[Contestant]:
     Raises:
         ValueError: a word names nobody.
     """
-    wanted = [word.strip() for word in words.split(",") if word.strip()]
+    wanted = [word.strip() for word in words.split(",")]
     everybody = all_contestants()
 
     def is_named(each: Contestant, word: str) -> bool:

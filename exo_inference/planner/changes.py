@@ -144,6 +144,12 @@ def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 
 def _cache_changes(wanted: Wanted) -> Iterator[Change]:
     now = (wanted.parameters.kv_cache_dtype or "auto").lower()
+    if wanted.gpu.vendor == "cpu" and wanted.parameters.rules.kernels is not None:
+        if now == "auto":  # kernels read no FP8
+            effect = "KV cache in INT8: half the memory per token of one in 16 bit"
+            changed = wanted.with_flags(kv_cache_dtype="int8")
+            yield Change("kv-cache-dtype", 2.0, effect, changed, SLIGHTLY)
+        return
     if now in ("auto", "bfloat16", "float16"):
         native = "" if wanted.gpu.supports("fp8") else ", converted in software on this GPU"
         effect = f"KV cache in FP8: half the memory per token{native}"

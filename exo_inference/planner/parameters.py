@@ -46,6 +46,7 @@ class EngineParameters:
         records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
             flags that say so are in `others`.
         schedules_ahead: what `--async-scheduling` says, which is in `others`; None where it is not there.
+        attention_backend, batch_invariant, cpu_threads: what the flags of these names say, which are in `others`.
         has_flashinfer_sampler: whether FlashInfer samples, where the start says so or what was installed (no flag
             does); None where nobody says.
     """
@@ -84,6 +85,9 @@ class EngineParameters:
     others: tuple[str, ...] = ()
     records_full_graphs: bool = True
     schedules_ahead: bool | None = None
+    attention_backend: str | None = None
+    batch_invariant: bool = False
+    cpu_threads: int | None = None
     has_flashinfer_sampler: bool | None = None
 
     @classmethod
@@ -104,11 +108,15 @@ class EngineParameters:
                 raise WrongSetting(name, value, _KINDS[name])
         if settings.get("max_model_len") == -1:
             settings["max_model_len"] = AUTO_LENGTH
-        ahead = values.get("async_scheduling")
+        ahead, backend = values.get("async_scheduling"), values.get("attention_backend")
+        threads = values.get("cpu_threads")
         return cls(
             **settings,
             records_full_graphs=_records_full_graphs(values),
             schedules_ahead=ahead if isinstance(ahead, bool) else None,
+            attention_backend=backend.lower() if isinstance(backend, str) else None,
+            batch_invariant=values.get("batch_invariant") is True,
+            cpu_threads=threads if _is_count(threads) else None,
             **others,
         )
 
@@ -205,8 +213,8 @@ _BY_TYPE = {
         lambda v: isinstance(v, Mapping), "a JSON object", "Use {{…}} with keys and values."
     ),
 }  # fmt: skip
-_NO_FLAGS = ("schedules_ahead", "has_flashinfer_sampler")
-"""What is None by default though no flag of that name sets it."""
+_NO_FLAGS = ("schedules_ahead", "has_flashinfer_sampler", "attention_backend", "cpu_threads")
+"""What is None by default though no flag of that name sets it, or one that is in `others`."""
 _KINDS = {
     each.name: _BY_TYPE[str(each.type)]
     for each in fields(EngineParameters)

@@ -37,10 +37,11 @@ from exo_inference.planner.parallel.communication import (
 )
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.processor.lacks import kernel_problems, processor_notes
 from exo_inference.planner.profile_run import activations_component, profile_batch
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
-from exo_inference.planner.speed.processor import speed_of, why_not_estimated
+from exo_inference.planner.speed.processor import speed_of
 from exo_inference.planner.static.rest import most_requests, rest_note, rest_problems, type_notes
 from exo_inference.planner.static.stage import static_stage
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
@@ -82,6 +83,7 @@ def plan(
     problems = [
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
         *check_quantization_flag(model, parameters),
+        *kernel_problems(setting),
         *setting.speculation.problems,
     ]
     if setting.ranks.pipeline > min(MAX_STAGES, len(setting.model.layers)):
@@ -317,8 +319,7 @@ def _notes(setting: Setting) -> tuple[str, ...]:
     assumed = () if setting.drafting is None else (setting.drafting.describe(),)
     if setting.rules.static_share is not None:
         return (*setting.model.notes, *type_notes(setting), rest_note(setting))
-    slow = why_not_estimated(setting.gpu, setting.dtype, setting.rules)
-    own = (*setting.model.notes, *setting.speculation.notes, *assumed, *([slow] if slow else []))
+    own = (*setting.model.notes, *setting.speculation.notes, *assumed, *processor_notes(setting))
     return (*own, *communication_notes(setting))
 
 

@@ -181,6 +181,26 @@ def test_an_update_that_takes_more_is_refused(controller: Controller) -> None:
     assert controller.call("PATCH", f"{path}?force=force", json=larger).ok
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--max-num-seqs=4", "--batch-invariant", "--quantization=fp8"], "leave --quantization out"),
+        (["--dtype=float32", "--attention-backend=cpu"], "set --dtype=bfloat16, or leave"),
+    ],
+)  # fmt: skip
+def test_what_the_engine_refuses_on_a_cpu_is_refused_at_its_flag(
+    controller: Controller, flags: list[str], told: str
+) -> None:
+    status, answer = create(controller, "x", 1, **{"inference-engine-parameters": flags})
+    assert status == 400
+    assert (
+        "on a CPU: exo-engine's compiled kernels" in answer["message"]
+        or "is not there" in (answer["message"])
+    )
+    assert told in answer["message"]
+    assert "$['inference-engine-parameters'][1]" in str(answer)
+
+
 def test_room_of_what_may_come_back_is_kept_until_the_smaller_one_has_served() -> None:
     small, large = ReplicaNeed(GIB), ReplicaNeed(8 * GIB)
     stored = deployment(replicas=2)

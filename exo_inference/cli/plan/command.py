@@ -122,6 +122,7 @@ def print_plan(
         replicas: how many of them.
         steps: the arithmetic, where it was asked for.
     """
+    plan = words.with_replicas(plan, replicas)
     if output.is_structured:
         output.print_value(as_json(plan, steps))
     elif output.template is not None or output.format == "text":

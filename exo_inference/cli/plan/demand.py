@@ -188,9 +188,15 @@ def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Dema
         )
         for each in found
     ]  # fmt: skip
+    is_shared = any(each.plan.gpu_type == "cpu" and each.replicas > 1 for each in found)
     notes = (
         "At the pessimistic end of each plan's speed; a replica's time is shared by prompts and decoding,",
         "and requests come evenly. USD per hour of all replicas.",
+        *(
+            ["Each replica on a CPU has a machine of its own: on one they share its cores."]
+            if is_shared
+            else []
+        ),
         *([f"Not judged: {lack}."] if lack else []),
     )
     return [

@@ -18,7 +18,7 @@ from exo_inference.cli.plan import words
 from exo_inference.cli.plan.bars import GpuMemory, draw, gpu_memories
 from exo_inference.cli.plan.command_line import CommandLine
 from exo_inference.cli.rendering.terminal import display_width, harmless, print_data
-from exo_inference.wire import BatchSpeed, DeploymentPlan, PlanAdvice, PlanVerdict
+from exo_inference.wire import MEMORY_CODES, BatchSpeed, DeploymentPlan, PlanAdvice, PlanVerdict
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 _MAX_BAR = 96
@@ -71,8 +71,10 @@ def report(plan: DeploymentPlan, line: CommandLine, replicas: int, width: int) -
 
 
 def refusal_text(plan: DeploymentPlan, line: CommandLine, width: int) -> str:
-    """Return the ways out and the bars, for below the text of a refusal."""
-    lines = _spaced([[*ways_out(plan, line, width)], *_memory_sections(plan, width)])
+    """Return the ways out, and the bars where memory has a part in it, for below the text of a refusal."""
+    is_of_memory = any(each.refuses and each.code in MEMORY_CODES for each in plan.problems)
+    memory = _memory_sections(plan, width) if is_of_memory else []
+    lines = _spaced([[*ways_out(plan, line, width)], *memory])
     return "\n".join(row.plain for row in lines)
 
 

@@ -59,6 +59,17 @@ def summary(plan: DeploymentPlan) -> str:
     return f"{text}. {tight_warning(plan)}" if plan.verdict == PlanVerdict.TIGHT else text
 
 
+def with_replicas(plan: DeploymentPlan, replicas: int) -> DeploymentPlan:
+    """Return a plan that says what its speed is, beside other replicas on the same processor."""
+    if replicas == 1 or plan.gpu_type != "cpu" or plan.speed is None:
+        return plan
+    note = (
+        f"the speed is that of one replica with all cores of a machine; {replicas} replicas on one machine share its cores "
+        "and its memory's bandwidth, and are together about as fast as one"
+    )
+    return plan.model_copy(update={"notes": [*plan.notes, note]})
+
+
 def has_no_cache(plan: DeploymentPlan) -> bool:
     """Whether the model embeds or scores texts, of which nothing is kept."""
     is_short = plan.verdict in (PlanVerdict.REFUSED, PlanVerdict.UNKNOWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exo_inference.planner.memory import offloaded_bytes
+from exo_inference.planner.processor.lacks import why_not_estimated
 from exo_inference.planner.resolved_setting import Setting
 from exo_inference.planner.speed.inputs import SpeedInputs
 from exo_inference.planner.verdict import Plan
@@ -37,6 +38,7 @@ def speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         is_eager=setting.is_eager,
         schedules_ahead=_schedules_ahead(setting),
         drafting=setting.drafting,
+        why_not_estimated=why_not_estimated(setting),
     )
 
 

@@ -38,6 +38,8 @@ class SpeedInputs:
     """The host schedules a step while the GPU computes the one before (vLLM's `--async-scheduling`)."""
     drafting: Drafting | None = None
     """Speculative decoding."""
+    why_not_estimated: str = ""
+    """Why a processor's speed is not that of the engine's kernels with vectors; empty where it is."""
     through_chat: bool = True
     """Requests come as messages, to /v1/chat/completions."""
     constants: SpeedConstants = field(default_factory=load_speed_constants)

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import DTYPE_BYTES
 from exo_inference.planner.model.requantize import has_int8_head
 from exo_inference.planner.speed.constants import SpeedConstants
@@ -88,7 +86,7 @@ def estimate_on_processor(
     inputs: SpeedInputs, constants: ProcessorConstants | None = None
 ) -> Speed | None:
     """Return the estimate; None where nobody measured what computes, or a model drafts, which no engine does there."""
-    if inputs.drafting is not None or why_not_estimated(inputs.gpu, inputs.dtype, inputs.rules):
+    if inputs.drafting is not None or inputs.why_not_estimated:
         return None
     constants = constants or load_processor_constants()
     kind, rate = products_of(inputs)
@@ -111,21 +109,6 @@ def estimate_on_processor(
     prompts = tuple(prompt(n) for n in lengths if n > 0)
     batches = tuple(batch(size) for size in batch_sizes(most))
     return Speed(prompts, batches, kind, _SOURCE.format(source=inputs.gpu.source))
-
-
-def why_not_estimated(gpu: Gpu, dtype: str, rules: EngineRules) -> str:
-    """Return why a processor's speed is not that of exo-engine's kernels with vectors; empty where it is."""
-    if gpu.vendor != "cpu" or gpu.refusal or rules.cpu_dtype is None:  # that of another engine
-        return ""
-    if not gpu.kernels:
-        why = "exo-engine is not installed here with compiled kernels, or EXO_ENGINE_CPU_KERNELS switches them off"
-    elif dtype != "bfloat16":
-        why = f"exo-engine's compiled kernels compute in bfloat16 alone, not in {dtype}"
-    elif gpu.kernels == "plain" and not gpu.is_measured:
-        why = "exo-engine's compiled kernels have no vectors here"
-    else:
-        return ""
-    return f"{why}: tokens come several times slower, most of all with --quantization, and how fast is not estimated"
 
 
 def products_of(inputs: SpeedInputs) -> tuple[str, float]:

@@ -126,3 +126,17 @@ def test_an_engine_that_fails_is_an_error(
     assert not state.processor_file.exists()
     with pytest.raises(ExoError):
         measure_speed()
+
+
+def test_replicas_that_share_the_cores_are_told(exo: Exo, state: StateDir) -> None:
+    told = "8 replicas on one machine share its cores"
+    assert told in " ".join(exo(*PLAN, "--gpu-type", "cpu", "--replicas", "8").out.split())
+    assert told in exo(*PLAN, "--gpu-type", "cpu", "--replicas", "8", "-O", "json").out
+    for flags in ((), ("--replicas", "8", "--inference-engine-params", "--dtype=float32")):
+        assert "share its cores" not in exo(*PLAN, "--gpu-type", "cpu", *flags).out
+    demand = ("--for", "requests=50/s input=100 output=100")
+    assert (
+        "Each replica on a CPU has a machine of its own"
+        in exo(*PLAN, "--gpu-type", "cpu", *demand).out
+    )
+    assert "machine of its own" not in exo(*PLAN, "--gpu-type", "H100", *demand).out

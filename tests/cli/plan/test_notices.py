@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from exo_inference.cli.plan.notices import tell
 from exo_inference.cli.plan.words import size, summary
-from exo_inference.planner import find_gpu, find_model
+from exo_inference.planner import cpu_as_gpu, find_gpu, find_model
 from exo_inference.preflight import Subject, judge, to_wire
 from exo_inference.wire import DeploymentPlan, PlanProblem, PlanVerdict
 from tests.cli.conftest import Exo
@@ -51,6 +52,22 @@ def refusal(**more: Any) -> tuple[int, dict[str, Any]]:
 
 def answers_with(api: FakeApi, found: dict[str, Any]) -> None:
     api.operation = {"state": "success", "plan": found}
+
+
+def test_a_refusal_has_a_picture_of_the_memory_where_that_is_what_lacks(
+    exo: Exo, api: FakeApi
+) -> None:
+    model = find_model("Qwen/Qwen3-0.6B")
+    cpu = cpu_as_gpu(16 * 2**30, kernels="")
+    for gpu, flags in ((cpu, ("--batch-invariant",)), (replace(cpu, refusal="no amx here"), ())):
+        found = to_wire(judge(Subject(model, gpu, 1, flags, engine="exo"))).to_wire()
+        where = {"detail": found["problems"][0]["detail"], "location": "$['gpu-type']"}
+        api.answers["POST /v2/ai/deployment"] = refusal(errors=[where], plan=found)
+        told = exo(*CREATE).err
+        assert where["detail"].split(":")[0] in told
+        assert "Memory of the" not in told
+    api.answers["POST /v2/ai/deployment"] = refusal()
+    assert "Memory of the GPU" in exo(*CREATE).err
 
 
 @pytest.mark.parametrize("argv", [CREATE, (*UPDATE, "--inference-engine-params", "--x")])

@@ -146,18 +146,21 @@ def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, family, stored)
         ("qwen3", {"kv_cache_dtype": "fp8"}, True, "attention is computed by PyTorch"),
         ("qwen3", {}, False, "attention is computed by PyTorch"),
         ("qwen3-moe", {}, False, "attention is computed by PyTorch"),
-        ("gemma2", {}, True, "some layers of this model are computed by PyTorch"),
-        ("gpt-oss", {}, True, "some layers of this model are computed by PyTorch"),
+        ("qwen3", {"quantization": "fp8"}, True, "PyTorch computes products of --quantization fp8"),
+        ("gemma2", {}, True, "PyTorch computes norms behind attention and MLP, gates with GELU on"),
+        ("gemma2", {}, False, "attention is computed by PyTorch"),
+        ("gpt-oss", {}, True, "PyTorch computes clamped gates and biases of experts on a CPU"),
+        ("deepseek-v2", {}, True, "PyTorch computes latent attention, shared experts on a CPU"),
+        ("qwen3.5", {}, True, "PyTorch computes linear attention, gates of attention on a CPU"),
     ],
 )
 def test_the_flag_is_refused_where_it_is_not(
     tiny_model, family, options, has_kernels, reason, monkeypatch
 ):
-    """What attention needs is known before the weights are read."""
+    """It is known before the weights are read."""
     if not has_kernels:
         monkeypatch.setenv(VARIABLE, "off")
-    if reason.startswith("attention"):
-        monkeypatch.setattr(loading, "load_decoder", None)
+    monkeypatch.setattr(loading, "load_decoder", None)
     with pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: {reason}"):
         LLM(tiny_model(family).path, **{**OPTIONS, **options}, batch_invariant=True)
 

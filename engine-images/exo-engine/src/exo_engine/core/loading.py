@@ -51,6 +51,7 @@ from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.models.weights import Model, Spec, check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
+from exo_engine.weight_formats import load_format
 
 if TYPE_CHECKING:
     from exo_engine.core.ranks.group import RankGroup
@@ -137,6 +138,8 @@ def _load_on_device(
         settings.batch_invariant or settings.attention_backend == "cpu"
     ):
         # Refused before the weights are read, which may take minutes.
+        if settings.batch_invariant and (names := _by_pytorch(spec, settings)):
+            _refuse_batch_invariant(f"PyTorch computes {names} on a CPU")
         attention = _attention_alone(spec, settings)
         if settings.batch_invariant:
             _check_batch_invariant(attention, settings)
@@ -206,8 +209,33 @@ def _check_layers_batch_invariant(decoder: Decoder, attention: AttentionBackend)
         _refuse_batch_invariant("some layers of this model are computed by PyTorch")
 
 
+def _by_pytorch(spec: DecoderSpec, settings: ResolvedConfig) -> str:
+    """Name what of a model's layers the CPU kernels leave to PyTorch; empty: nothing, or there are no kernels at all."""
+    dtype, device = DTYPES[settings.dtype], torch.device("cpu")
+    if kernels_for(dtype, device) is None:
+        return ""
+    matrix = load_format(settings.weight_format)(128, 128, dtype=dtype, device=device)
+    mixture = spec.mixture
+    kinds = {
+        f"products of --quantization {settings.weight_format}": matrix.kernel_call() is None,
+        "latent attention": spec.latent is not None,
+        "linear attention": spec.delta is not None,
+        "gates of attention": spec.has_output_gate,
+        "norms behind attention and MLP": spec.has_post_norms,
+        "gates with GELU": spec.activation != "silu",
+        "embeddings of layers": spec.layer_inputs is not None,
+        "shared experts": mixture is not None and mixture.shared_size > 0,
+        "clamped gates and biases of experts": mixture is not None and mixture.clamp is not None,
+    }
+    return ", ".join(name for name, is_there in kinds.items() if is_there)
+
+
 def _refuse_batch_invariant(reason: str) -> NoReturn:
-    raise ConfigurationError(f"--batch-invariant cannot be kept: {reason}", param="batch-invariant")
+    raise ConfigurationError(
+        f"--batch-invariant cannot be kept: {reason}",
+        param="batch-invariant",
+        hint="Leave --batch-invariant out, or what the reason names.",
+    )
 
 
 def _attention_alone(spec: DecoderSpec, settings: ResolvedConfig) -> AttentionBackend:
