@@ -240,9 +240,19 @@ def quantization_named(name: str) -> Quantization:
         "w4a16": grouped_int(4, 128, has_zeros=False, name="w4a16"),
         "bitsandbytes": BNB_NF4, "bitsandbytes-double": BNB_NF4_DOUBLE,
     }  # fmt: skip
+    if key in _IN_8_BIT:
+        method, form = _IN_8_BIT[key]
+        return Quantization(method, form, exact=frozenset({"lm_head"}))
     if key not in known:
         raise ValueError(f"the quantization {name!r} is unknown here")
     return Quantization(key, known[key], exact=frozenset({"lm_head"}))
+
+
+_IN_8_BIT: Mapping[str, tuple[str, WeightFormat]] = {
+    "gptq-8bit": ("gptq", grouped_int(8, 128, has_zeros=True, name="gptq")),
+    "bitsandbytes-8bit": ("bitsandbytes", BNB_INT8),
+}
+"""Methods that are 4 bit unless a name says 8; the method is that of config.json."""
 
 
 def _read_fp8(config: Mapping[str, Any]) -> Quantization:
