@@ -200,10 +200,6 @@ def _read(
     outer, vision, is_known_vision = outer_weights(fields, family)
     error = _weights_error(fields, quantization, notes, is_known_vision=is_known_vision)
     error += note_assumptions(fields, notes)
-    if family.layout == "text_to_text":
-        notes.append(
-            "vLLM has no class for it: the plan is of its sizes, not of whether it is served"
-        )
     mtp, num_mtp = mtp_weights(fields, family, layers)
     return Architecture(
         name=name,
