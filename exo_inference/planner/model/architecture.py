@@ -18,6 +18,7 @@ from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.config_fields import (
     ConfigFields,
     FieldProblem,
+    check_positive,
     derived_max_model_len,
     longest_model_len,
 )
@@ -191,6 +192,7 @@ def _read(
     fields: ConfigFields, name: str, hf_quant_config: Mapping[str, Any] | None, source: str
 ) -> Architecture:
     family = _find_family(fields)
+    check_positive(fields)
     notes: list[str] = []
     quantization = _find_quantization(fields, hf_quant_config)
     dtype = _checked_dtype(fields.text("dtype") or _vision_free_dtype(fields))
