@@ -16,6 +16,7 @@ from exo_inference.planner.changes import (
     UNCHANGED,
     Change,
     Wanted,
+    lacks_states,
     round_length,
     single_changes,
 )
@@ -88,6 +89,8 @@ def advise(
         return ()
     others = families() if other_gpus is None else other_gpus
     candidates = _by_cost(list(single_changes(wanted, before, others)))
+    if lacks_states(before):  # which flags alone mend
+        candidates.sort(key=lambda changes: bool(_kinds(changes) & _OTHER_THAN_FLAGS))
     sure = _found(wanted, before, candidates, limit, Verdict.FITS)
     return sure or _found(wanted, before, candidates, limit, Verdict.TIGHT)
 
@@ -107,6 +110,8 @@ def _found(
             break
         half_is_enough = any(set(map(id, known)) <= set(map(id, changes)) for known in enough)
         if len(changes) == 2 and half_is_enough and not _gains_length(changes, result):
+            continue
+        if _is_more(changes, enough, for_states=lacks_states(before)):
             continue
         advice = _try(wanted, before, changes, verdict)
         if advice is not None and not _is_repeated(advice, result):
@@ -131,6 +136,27 @@ def _by_cost(singles: list[Change]) -> list[tuple[Change, ...]]:
     ]
     return sorted(
         found, key=lambda each: sum(change.cost for change in each) + 2.0 * (len(each) - 1)
+    )
+
+
+_OTHER_THAN_FLAGS = frozenset({"checkpoint", "gpu-count", "gpu-type"})
+_BY_DEGREES = {"gpu-memory-utilization": True, "max-num-seqs": False}
+"""Kinds of which several degrees are tried, the least first; of one alone the first that is enough is given
+always, of the other only in pairs where states are short."""
+
+
+def _is_more(
+    changes: tuple[Change, ...], enough: list[tuple[Change, ...]], *, for_states: bool
+) -> bool:
+    """Whether a lesser degree of one of the changes is enough beside the others."""
+    return any(
+        {id(each) for each in changes if each.kind != kind}
+        == {id(each) for each in known if each.kind != kind}
+        and len(known) == len(changes)
+        for kind, is_general in _BY_DEGREES.items()
+        if kind in _kinds(changes) and (is_general or (for_states and len(changes) == 2))
+        for known in enough
+        if kind in _kinds(known)
     )
 
 

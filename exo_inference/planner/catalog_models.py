@@ -17,8 +17,22 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
+from exo_inference.planner.model.name_words import (
+    PLAIN,
+    NameWords,
+    distance,
+    has_same_kind,
+    read_words,
+    strip_quantization,
+    why_no_fine_tune,
+)
 from exo_inference.planner.model.quantization import quantization_named
-from exo_inference.planner.model.requantize import stored_bytes, with_attention, with_quantization
+from exo_inference.planner.model.requantize import (
+    stored_bytes,
+    with_attention,
+    with_quantization,
+    without_quantization,
+)
 from exo_inference.planner.model.shapes import KvKind
 
 Entries = Mapping[str, Mapping[str, Any]]
@@ -70,16 +84,58 @@ def find_model(name: str) -> Architecture:
     own = _own_models().get(name.strip())
     if own is not None:
         return read_architecture(own["config"], name=name.strip(), source=own["source"])
+    if not name.isprintable():
+        raise UsageError(
+            f"the model {name!r} is not in the bundled catalogue: a name has no control characters",
+            hint="Write the name as the Hub does, ORGANISATION/NAME.",
+        )
     found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
     if found is not None:
         return found
-    near = _nearest(name)
-    hint = (
-        f"Did you mean {' or '.join(near)}?"
-        if near
-        else "Give a directory or a config.json instead."
-    )
-    raise UsageError(f"the model {name!r} is not in the bundled catalogue", hint=hint)
+    raise _unknown(name, _nearest(name))
+
+
+def _unknown(name: str, near: list[str], reason: str = "") -> UsageError:
+    said = f"the model {name!r} is not in the bundled catalogue" + (reason and f": {reason}")
+    meant = f"Did you mean {' or '.join(near)}?"
+    return UsageError(said, hint=meant if near else "Give a directory or a config.json instead.")
+
+
+def _check_owner(name: str, base: str) -> None:
+    """Check that the name is another owner's upload, not the owner misspelt.
+
+    Raises:
+        UsageError: a letter of the owner is wrong.
+    """
+    owner, own = (each.lower().rpartition("/")[0] for each in (name, base))
+    if owner in _owners() or not owner:
+        return
+    if 0 < distance(owner, own) <= (1 if len(own) < 6 else 2):
+        right = f"{base.rpartition('/')[0]}/{name.rpartition('/')[2]}"
+        near = right if right.lower() in _by_lower_name() else base
+        raise _unknown(name, [near], f"the owner {owner!r} is nearly {own!r}")
+
+
+@cache
+def _owners() -> frozenset[str]:
+    return frozenset(known.lower().rpartition("/")[0] for known in _by_lower_name().values())
+
+
+def _check_sized(name: str, words: NameWords) -> None:
+    """Check that the size of the quantization that a name says is known.
+
+    Raises:
+        UsageError: it is not.
+    """
+    owner = name.lower().rpartition("/")[0]
+    is_mlx = "mlx" in owner and words.method not in ("", PLAIN)
+    unsized = words.unsized or ("mlx" if is_mlx else "")
+    if unsized:
+        raise UsageError(
+            f"the model {name!r} is not in the bundled catalogue: "
+            f"the name says a quantization that is not sized offline ({unsized})",
+            hint="Its config.json says it: plan without --offline, or give that file with --model.",
+        )
 
 
 def _nearest(name: str) -> list[str]:
@@ -88,7 +144,8 @@ def _nearest(name: str) -> list[str]:
     short = name.strip().lower().rpartition("/")[2]
     near = get_close_matches(name.strip().lower(), known, n=3, cutoff=0.75)
     near += get_close_matches(short, known, n=3, cutoff=0.6)
-    return list(dict.fromkeys(known[each] for each in near))[:3]
+    meant = dict.fromkeys(known[each] for each in near)
+    return [each for each in meant if has_same_kind(short, each.rpartition("/")[2])][:3]
 
 
 def find_draft(name: str | None) -> Architecture | None:
@@ -117,14 +174,6 @@ def read_entry(name: str) -> Architecture:
 _UNCHECKED = (
     "its parameter count was not checked by instantiating its config: weights may be off by 1 %"
 )
-
-
-_SUFFIXES: tuple[tuple[str, str], ...] = (
-    (r"[-_.](nv)?fp4", "nvfp4"), (r"[-_.]mxfp4", "mxfp4"), (r"[-_.]qat", ""), (r"[-_.]awq([-_.]?(int4|4bit))?", "awq"),
-    (r"[-_.]autoround", ""), (r"[-_.]gptq([-_.]?(int4|4bit))?", "gptq"), (r"[-_.](int4|w4a16)", "w4a16"),
-    (r"[-_.](w8a8|int8)", "int8"), (r"[-_.]w8a16", "int8-weight-only"), (r"[-_.]fp8([-_.]dynamic)?", "fp8-channel"),
-    (r"[-_.](bnb[-_.]4bit|4bit|bnb4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"), (r"[-_.]quantized", ""),
-)  # fmt: skip
 
 
 def quantized_siblings(model: Architecture) -> tuple[Architecture, ...]:
@@ -157,9 +206,7 @@ def _shape(model: Architecture) -> tuple[int, ...]:
 
 def _bare_name(name: str) -> str:
     """Return a model's name without its organisation and quantization, for comparing."""
-    short = name.rpartition("/")[2].lower()
-    for pattern, _ in _SUFFIXES:
-        short = re.sub(pattern + r"(?=$|[-_.])", "", short)
+    short = strip_quantization(name.rpartition("/")[2].lower())
     return short.removesuffix("-hf").removesuffix("-bf16")
 
 
@@ -206,6 +253,7 @@ def _variant(name: str) -> Architecture | None:
     base = next((known[each] for each in _variants(short) if each in known), None)
     if base is None:
         return None
+    _check_owner(name, base)
     model = read_entry(base)
     note = f"taken to have the config of {base}, as variants of one model have"
     return replace(model, name=name, notes=(*model.notes, note))
@@ -220,28 +268,55 @@ _WITH_PREDICTION = re.compile(r"(?<=fp4|fp8|nt4|awq|ptq|a16)-mtp$")
 
 def _fine_tune(name: str) -> Architecture | None:
     """Return the bundled model whose name the name contains, with its size: a fine-tune keeps the config."""
-    short = re.sub(r"[\s_]+", "-", name.rpartition("/")[2].lower())
-    short = _WITH_PREDICTION.sub("", short)
-    if _PARTS_OF_MODELS.search(short):
+    short = re.sub(r"\s+", "-", name.rpartition("/")[2].lower())
+    words = read_words(_WITH_PREDICTION.sub("", short))
+    rest = words.rest.replace("_", "-")
+    if _PARTS_OF_MODELS.search(rest):
         return None
-    within = [base for base in _sized_names() if f"-{base}-" in f"-{short}-"]
+    within = [base for base in _sized_names() if f"-{base}-" in f"-{rest}-"]
     if not within:
         return None
-    base = _sized_names()[max(within, key=len)]
-    method = next(
-        (
-            kind
-            for pattern, kind in _SUFFIXES
-            if kind and re.search(pattern + r"(?=$|[-_.])", short)
-        ),
-        "",
-    )
-    model = read_entry(base)
-    if method and model.quantization is None:
+    inner = max(within, key=len)
+    base = _sized_names()[inner]
+    _check_fine_tune(name, base, f"-{rest}-".replace(f"-{inner}-", "-", 1))
+    _check_sized(name, words)
+    model, method = read_entry(base), words.method
+    is_other = method != "" and not _has_method(model, method)
+    if is_other:
         model = _in_usual_form(model, method)
     note = f"derived from {base}: by its name {name} is a fine-tune of it, which keeps the config"
+    if is_other:
+        note += f", in {_words_of(method)}"
     error = model.weights_error + (_derived_error(model, method) if method else 0.01)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
+
+
+def _check_fine_tune(name: str, base: str, extra: str) -> None:
+    """Check what a name says beside the name of a model.
+
+    Raises:
+        UsageError: no fine-tune is called so.
+    """
+    _check_owner(name, base)
+    owner, own = (each.lower().rpartition("/")[0] for each in (name, base))
+    reason = why_no_fine_tune(
+        [word for word in extra.split("-") if word],
+        sees=read_entry(base).vision is not None,
+        is_own=owner in (own, ""),
+    )
+    if reason:
+        inner = _bare_name(base)
+        near = sorted(_nearest(name), key=lambda each: inner not in _bare_name(each))
+        raise _unknown(name, list(dict.fromkeys([*near, base]))[:3], reason)
+
+
+def _has_method(model: Architecture, method: str) -> bool:
+    """Whether the model's own files are in what the name says already."""
+    own = model.quantization
+    if own is None or method == PLAIN:
+        return own is None and method == PLAIN
+    wanted = quantization_named(method)
+    return own.default.name.partition("-")[0] == wanted.default.name.partition("-")[0]
 
 
 @cache
@@ -262,18 +337,16 @@ def _sized_names() -> Mapping[str, str]:
 def _derive(name: str) -> Architecture | None:
     """Return the bundled model that the name adds a quantization to, in that quantization."""
     short = re.sub(r"\s+", "-", name.rpartition("/")[2].lower())
-    method = ""
-    for pattern, quantization in _SUFFIXES:
-        match = re.search(pattern + r"(?=$|[-_.])", short)
-        if match:
-            short = short[: match.start()] + short[match.end() :]
-            method = method or quantization
+    words = read_words(short)
+    method = words.method
     known = _by_lower_name()
-    base = next((known[variant] for variant in _variants(short) if variant in known), None)
+    base = next((known[each] for each in _variants(words.rest) if each in known), None)
     if base is None:  # only another quantization of it is bundled
         base = next(iter(_by_bare_name().get(_bare_name(name), ())), None)
-    if base is None or not method:
+    if base is None or not (method or words.unsized):
         return None
+    _check_owner(name, base)
+    _check_sized(name, words)
     published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
     if published is not None and method == "nvfp4" and _has_states(read_entry(base)):
         owners = {each.rpartition("/")[0].lower() for each in (name, published)}
@@ -284,7 +357,7 @@ def _derive(name: str) -> Architecture | None:
         method = "fp8-block"  # as all of its files that are bundled
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
         model = _in_usual_form(replace(model, quantization=None), method)
-    note = f"derived from {source}: the checkpoint {name} itself is not known, {method} is assumed"
+    note = f"derived from {source}: the checkpoint {name} itself is not known, {_words_of(method)} is assumed"
     error = model.weights_error + _derived_error(model, method)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
 
@@ -295,6 +368,8 @@ def _in_usual_form(model: Architecture, method: str) -> Architecture:
     In 4-bit floats the attention of models with state layers is taken to be in 8 bit, as in NVIDIA's own files of
     Qwen3.6 (hf_quant_config.json in the catalogue). Others keep all of it in 16 bit, or none.
     """
+    if method == PLAIN:
+        return without_quantization(model)
     found = with_quantization(model, method)
     if method != "nvfp4" or not _has_states(model):
         return found
@@ -302,6 +377,17 @@ def _in_usual_form(model: Architecture, method: str) -> Architecture:
     most = with_attention(found, None)
     more = stored_bytes(most) / stored_bytes(usual) - 1
     return replace(usual, weights_more=more)
+
+
+_IN_WORDS = {
+    "gptq-8bit": "gptq in 8 bit, in groups of 128,",
+    "bitsandbytes-8bit": "bitsandbytes in 8 bit",
+    PLAIN: "nothing quantized",
+}
+
+
+def _words_of(method: str) -> str:
+    return _IN_WORDS.get(method, method)
 
 
 def _has_states(model: Architecture) -> bool:
@@ -318,6 +404,8 @@ def _derived_error(model: Architecture, method: str) -> float:
     is_plain = (
         model.moe is None
         and model.vision is None
-        and method not in ("nvfp4", "mxfp4", "bitsandbytes")
+        and method not in ("nvfp4", "mxfp4", "bitsandbytes", "bitsandbytes-8bit")
     )
+    if method == PLAIN:
+        return 0.01
     return 0.02 if is_plain and not _has_states(model) else 0.1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
+from exo_inference.planner.checkpoint_releases import allow_deprecated
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
@@ -158,9 +159,8 @@ def _cache_changes(wanted: Wanted) -> Iterator[Change]:
 
 
 def _overhead_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
-    lacks_states = any(each.code == state_blocks.CODE for each in before.problems)
     has_room = before.available_kv_bytes_low >= before.needed_kv_bytes_per_gpu
-    if lacks_states and has_room and wanted.parameters.rules.subtracts_graphs:
+    if lacks_states(before) and has_room and wanted.parameters.rules.subtracts_graphs:
         return  # `_state_changes` says what is enough, but for graphs outside the budget
     least = max(2048, wanted.model.min_batched_tokens)
     for seqs, cost in ((64, 1.6), (16, 2.4)):
@@ -190,9 +190,17 @@ def _share_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
             yield Change(kind, 1.2, effect, changed)
         return
     asked = wanted.parameters.gpu_memory_utilization
-    if (asked is None or asked < 0.95) and wanted.gpu.vendor != "cpu":
-        changed = wanted.with_flags(gpu_memory_utilization=0.95)
-        yield Change(kind, 1.8, "less room for anything else on the GPU", changed)
+    # Graphs of requests with states may need what 0.95 leaves.
+    smaller = (0.8, 0.9) if asked is not None and lacks_states(before) else ()
+    for share in (*smaller, 0.95):
+        if (asked is None or asked < share) and wanted.gpu.vendor != "cpu":
+            changed = wanted.with_flags(gpu_memory_utilization=share)
+            yield Change(kind, 0.85 + share, "less room for anything else on the GPU", changed)
+
+
+def lacks_states(before: Plan) -> bool:
+    """Whether some requests of a step have no block for their states."""
+    return any(each.code == state_blocks.CODE for each in before.problems)
 
 
 def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
@@ -212,6 +220,10 @@ def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 def _weight_changes(wanted: Wanted) -> Iterator[Change]:
     """Yield smaller weights: quantized by the engine while loading, or a published checkpoint."""
     model, parameters = wanted.model, wanted.parameters
+    allowing = allow_deprecated(model, parameters)
+    if allowing is not None:
+        effect = "the engine reads a form that it has deprecated, and may drop in a later release"
+        yield Change("quantization", 0.6, effect, wanted.with_flags(others=allowing))
     if parameters.quantization:
         return
     if model.quantization is None:

@@ -1,6 +1,6 @@
-"""Which quantized checkpoints a release of vLLM reads by itself, by the method that config.json names.
+"""Which models and quantized checkpoints a release of vLLM reads by itself, by the type and method that config.json names.
 
-`checks.py` calls `check_release`. The table is that of the choices of `--quantization`, release by release
+`planning.py` calls `check_class`, `checks.py` calls `check_release`. The table is that of the choices of `--quantization`, release by release
 (`exo_inference/engines/catalog/vllm.json`, which a test holds it to); a method that moved out of vLLM is a
 plug-in's since. What a GPU needs for a format is not
 known here.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from exo_inference.planner.engine_rules import EngineRules, Version
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.families import CLASSES, NO_RELEASE
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 
@@ -32,6 +33,23 @@ DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 15, 1)}
 _PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
 _ALLOWING = "--allow-deprecated-quantization"
 _REFUSING = "--no-allow-deprecated-quantization"
+
+
+def check_class(model: Architecture, rules: EngineRules) -> list[Problem]:
+    """Return why this release serves no model of that type, where it is known which ones do."""
+    since, gone = CLASSES.get(model.model_type, (None, None))
+    if not rules.quantizes or rules.static_share is not None:
+        return []
+    is_early = since is not None and rules.version < since
+    if not is_early and (gone is None or rules.version < gone):
+        return []
+    what = f"{rules.title} {'.'.join(map(str, rules.version))} has no class for {model.model_type}"
+    detail = f"{what}, as no release has: take another model"
+    if since is not None and since != NO_RELEASE:
+        detail = f"{what} yet: use {'.'.join(map(str, since))} or later"
+    elif gone is not None:
+        detail = f"{what} any more: use a release before {'.'.join(map(str, gone))}, or an image with a plug-in for it"
+    return [Problem("engine", detail, says_step=True)]
 
 
 def check_release(model: Architecture, parameters: EngineParameters) -> list[Problem]:
@@ -55,11 +73,23 @@ def check_release(model: Architecture, parameters: EngineParameters) -> list[Pro
     reason = _reason(method, release, rules)
     if reason is not None:
         return [Problem("quantization", f"{what}, {reason}")]
-    deprecated = DEPRECATED.get(method)
-    if deprecated is None or rules.version < deprecated or _allows_deprecated(parameters):
+    if allow_deprecated(model, parameters) is None:
         return []
     detail = f"{what}, which {release} has deprecated and refuses: add {_ALLOWING}"
     return [Problem("quantization", detail)]
+
+
+def allow_deprecated(model: Architecture, parameters: EngineParameters) -> tuple[str, ...] | None:
+    """Return the flags without a bearing with the one that has a deprecated method read; None where none is needed."""
+    rules = parameters.rules
+    method = (parameters.quantization or "").lower()
+    if model.quantization is not None:
+        method = model.quantization.method
+    deprecated = DEPRECATED.get(method)
+    if deprecated is None or rules.version < deprecated or _allows_deprecated(parameters):
+        return None
+    kept = (each for each in parameters.others if each.replace("_", "-") != _REFUSING)
+    return (*kept, _ALLOWING)
 
 
 def _allows_deprecated(parameters: EngineParameters) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
+from exo_inference.planner.checkpoint_releases import check_class
 from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
@@ -84,6 +85,7 @@ def plan(
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
         *check_quantization_flag(model, parameters),
         *kernel_problems(setting),
+        *check_class(model, setting.rules),
         *setting.speculation.problems,
     ]
     if setting.ranks.pipeline > min(MAX_STAGES, len(setting.model.layers)):

@@ -259,6 +259,8 @@ def test_descriptions_are_short_sentences() -> None:
         ("--speculative-config", '{"method": 3}', "expected one of: ngram"),
         ("--speculative-config", '{"suffix_decoding_min_token_prob": 1.5}', "at most 1"),
         ("--compilation-config", '{"mode": 7}', "at least 0 and at most 3"),
+        ("--compilation-config", '{"cudagraph_capture_sizes": [0, 8]}', "expected a whole number, above 0"),
+        ("--compilation-config", '{"max_cudagraph_capture_size": -4}', "expected a whole number, above 0"),
         ("--compilation-config", '{"mode": "quick"}', "one of: NONE"),
         ("--compilation-config", '{"level": 3}', "level became mode"),
         ("--kv-transfer-config", '{"kv_role": "kv_bot"}', "did you mean kv_both?"),
@@ -304,10 +306,22 @@ def test_everything_wrong_in_one_object_is_told() -> None:
         (["--max-model-len", "0"], "expected a whole number above 0, or -1 for"),
         (["--seed", "9" * 19], "of at most 18 digits"),
         (["--max-model-len", "9" * 30], "at least -1, of at most 18 digits"),
+        (["--cudagraph-capture-sizes", "0", "8"], "is '0', expected a whole number, at least 1"),
+        (["--max-cudagraph-capture-size=-4"], "expected a whole number, at least 1"),
+        (["--max-model-len="], "--max-model-len is '', expected a whole number"),
         (["-O", "9"], "--optimization-level is '9', expected one of: 0, 1, 2, 3"),
         (["-O9"], "--optimization-level is '9', expected one of: 0, 1, 2, 3"),
     ],
-    ids=["no length", "huge", "huge with a limit", "level apart", "level"],
+    ids=[
+        "no length",
+        "huge",
+        "huge with a limit",
+        "no graph",
+        "less than a graph",
+        "nothing",
+        "level apart",
+        "level",
+    ],
 )
 def test_numbers_out_of_range_say_the_range(flags: list[str], expected: str) -> None:
     problems = check(flags)

@@ -279,3 +279,25 @@ def test_what_fits_or_cannot_be_sized_gets_no_advice() -> None:
     assert advise(find_model("Qwen/Qwen3-0.6B"), find_gpu("H100"), 1, EngineParameters()) == ()
     parameters = settings_of([], engine="exo")
     assert advise(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters) == ()
+
+
+def test_flags_that_mend_a_lack_of_states_go_before_another_gpu() -> None:
+    model, asked = find_model("tiiuae/Falcon-H1-7B-Instruct"), EngineParameters()
+    kinds = [bool(each.options) for each in advise(model, find_gpu("L4"), 1, asked)]
+    assert kinds[0] is False
+    assert kinds == sorted(kinds)
+
+
+def test_as_much_of_the_gpu_as_is_enough_for_states_is_advised() -> None:
+    asked = EngineParameters(engine_version="0.19.0", gpu_memory_utilization=0.7)
+    found = advise(find_model("Zyphra/Zamba2-7B"), find_gpu("A10"), 1, asked)
+    assert found[0].flags == ("--gpu-memory-utilization=0.8", "--max-num-seqs=60")
+
+
+@pytest.mark.parametrize("others", [(), ("--no-allow-deprecated-quantization",)])
+def test_a_deprecated_form_is_advised_to_be_allowed(others: tuple[str, ...]) -> None:
+    model = find_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    asked = EngineParameters(engine_version="0.28.0", others=others)
+    found = advise(model, find_gpu("H100"), 8, asked)
+    assert found[0].flags == ("--allow-deprecated-quantization",)
+    assert found[0].plan.verdict is Verdict.FITS

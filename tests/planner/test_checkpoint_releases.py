@@ -116,3 +116,26 @@ def test_the_table_is_that_of_the_flags_of_each_release() -> None:
             each for each in releases if "allow-deprecated-quantization" in flags_of(each).by_name
         ]
         assert allowed[0] == ".".join(map(str, version))
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "said"),
+    [
+        ("google/flan-t5-xl", "0.28.0", "as no release has"), ("google/flan-t5-xl", "0.6.6", "as no release has"),
+        ("facebook/bart-large-cnn", "0.11.0", "use a release before 0.11.0"), ("facebook/bart-large-cnn", "0.10.2", ""),
+        ("Qwen/Qwen3-8B", "0.8.3", "use 0.8.4 or later"), ("Qwen/Qwen3-8B", "0.8.4", ""),
+        ("Qwen/Qwen3-30B-A3B", "0.8.2", "use 0.8.4 or later"), ("openai/gpt-oss-20b", "0.10.0", "use 0.10.1 or later"),
+        ("openai/gpt-oss-20b", "0.10.1", ""), ("Qwen/Qwen3-Next-80B-A3B-Instruct", "0.10.1", "use 0.10.2 or later"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.6.6", ""),
+    ],
+)  # fmt: skip
+def test_a_release_without_a_class_for_the_model_is_refused(
+    name: str, release: str, said: str
+) -> None:
+    result = plan(find_model(name), find_gpu("H200"), 2, EngineParameters(engine_version=release))
+    found = [each for each in result.problems if "has no class for" in each.detail]
+    assert bool(found) == bool(said)
+    if said:
+        assert said in found[0].detail
+        assert result.verdict is Verdict.REFUSED
+    assert not any("no class" in note for note in result.notes)

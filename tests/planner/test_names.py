@@ -162,3 +162,88 @@ def test_qwens_own_files_in_8_bit_are_in_blocks_as_all_that_are_bundled() -> Non
     ]
     assert len(own) == 3
     assert all(each["weight_block_size"] == [128, 128] for each in own)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "form"),
+    [
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", 71.57, "gptq"), ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", 32.65, "gptq"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", 8.25, "gptq"), ("unsloth/gpt-oss-20b-BF16", 38.96, None),
+        ("unsloth/gpt-oss-120b-BF16", 217.6, None), ("me/Qwen3-8B-8bit", 8.79, "bitsandbytes"),
+        ("me/Qwen3-8B-bnb-8bit", 8.79, "bitsandbytes"), ("me/Qwen3-8B-tuned-GPTQ-Int8", 8.94, "gptq"),
+        ("me/Qwen3-8B-int8", 8.79, "int8"), ("me/Qwen3-8B-W8A16", 8.79, "int8-weight-only"),
+        ("me/Qwen3-8B-MXFP8", 8.99, "mxfp8"), ("Qwen/Qwen3-8B-Q8_0-GGUF", 8.11, "gguf"),
+        ("me/Qwen3-8B-GPTQ-Int4", 5.68, "gptq"), ("me/DeepSeek-V3-BF16", 1249.9, None),
+    ],
+)  # fmt: skip
+def test_the_bits_in_a_name_are_those_that_are_sized(
+    name: str, gib: float, form: str | None
+) -> None:
+    model = find_model(name)
+    assert stored_bytes(model) / 2**30 == pytest.approx(gib, rel=0.002)
+    assert (None if model.quantization is None else model.quantization.method) == form
+    assert any("is assumed" in note or "is a fine-tune" in note for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["MLX-8bit", "2bit", "3bit", "1.58bit", "6-bit", "EXL2", "4.0bpw", "HQQ", "W4A4", "SmoothQuant", "AutoRound",
+     "quantized", "GPTQ-3bit", "AWQ-8bit", "GPTQ-Int4-g32", "UD-Q4_K_XL", "tuned-HQQ", "compressed-tensors"],
+)  # fmt: skip
+def test_a_quantization_whose_size_the_name_does_not_tell_is_refused(ending: str) -> None:
+    with pytest.raises(UsageError, match="says a quantization that is not sized offline") as error:
+        find_model(f"me/Qwen3-8B-{ending}")
+    assert "without --offline" in (error.value.hint or "")
+
+
+def test_files_for_apple_silicon_are_not_sized_by_another_method() -> None:
+    with pytest.raises(UsageError, match="not sized offline"):
+        find_model("mlx-community/Qwen3-8B-4bit")
+    assert find_model("mlx-community/Qwen3-8B-bf16").quantization is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "meant"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instrct", "nearly 'instruct'", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("me/Llama-3.1-8B-Instrct", "nearly 'instruct'", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("meta-llama/Llama-3.1-8B-Instruct-70B", "another size", "meta-llama/Llama-3.1-70B-Instruct"),
+        ("foo/Qwen3-8B-4x8B", "another size", "Qwen/Qwen3-8B"), ("foo/Qwen3-8B-MoE-4x8B", "another kind", "Qwen/Qwen3-8B"),
+        ("foo/Qwen3-8B-vision", "another kind", "Qwen/Qwen3-8B"), ("Qwen/Qwen3-8B-cooking", "names none", "Qwen/Qwen3-8B"),
+        ("Qwen3-8B-cooking", "names none", "Qwen/Qwen3-8B"), ("gogle/gemma-3-27b-it", "nearly 'google'", "google/gemma-3-27b-it"),
+        ("gogle/gemma-3-27b-it-AWQ", "nearly 'google'", "google/gemma-3-27b-it"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_misspelt_or_of_another_model_is_no_fine_tune(
+    name: str, reason: str, meant: str
+) -> None:
+    with pytest.raises(UsageError, match=reason) as error:
+        find_model(name)
+    assert meant in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B\x07", "Qwen/Qwen3-8B-\x1b[31mtuned"])
+def test_a_name_with_control_characters_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="control characters") as error:
+        find_model(name)
+    assert error.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unsloth/gemma-3-27b-it",
+        "me/Qwen3-8B-cooking",
+        "Qwen/Qwen3-8B-2507",
+        "me/Qwen3.6-27B-vision-tuned",
+    ],
+)
+def test_another_owners_words_and_an_owners_dates_are_taken(name: str) -> None:
+    assert find_model(name).cannot_size is None
+
+
+@pytest.mark.parametrize("name", ["openai/whisper", "openbmb/MiniCPM-V-2_6", "acme/foo-large-v2"])
+def test_a_name_of_another_kind_is_not_suggested(name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        find_model(name)
+    assert "Did you mean" not in (error.value.hint or "")

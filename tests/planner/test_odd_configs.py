@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from exo_inference.planner import EngineParameters, find_gpu, load_models, plan, read_architecture
+from exo_inference.planner import (
+    EngineParameters,
+    find_gpu,
+    load_models,
+    plan,
+    read_architecture,
+    with_index,
+)
 from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.config_fields import CLASS_LENGTHS, ConfigFields
 
@@ -30,8 +37,17 @@ MIXTRAL = {
         ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads is 5"),
         ({**LLAMA, "num_key_value_heads": 64}, "num_key_value_heads is 64"),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "chooses 9 experts per token, and has 8"),
+        ({**LLAMA, "num_key_value_heads": 0}, "num_key_value_heads in config.json is 0, expected 1 or more"),
+        ({**LLAMA, "intermediate_size": 0}, "intermediate_size in config.json is 0, expected 1 or more"),
+        ({**LLAMA, "max_position_embeddings": 0}, "max_position_embeddings in config.json is 0, expected 1 or more"),
+        ({**LLAMA, "max_position_embeddings": []}, "max_position_embeddings in config.json is [], expected a number"),
+        ({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 0}}, "quantization_config.bits in config.json is 0, expected"),
+        ({**LLAMA, "quantization_config": {"quant_method": "awq", "group_size": 0}}, "quantization_config.group_size in config.json is 0, expected"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": -1}}, "rope_scaling.factor in config.json is -1, expected a number above 0"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": float("nan")}}, "rope_parameters.factor in config.json is nan, expected"),
     ],
-    ids=["dtype", "kv-heads-5", "kv-heads-64", "experts"],
+    ids=["dtype", "kv-heads-5", "kv-heads-64", "experts", "kv-heads-0", "width-0", "length-0", "length-list", "bits-0", "group-0",
+         "factor-negative", "factor-nan"],
 )  # fmt: skip
 def test_what_cannot_be_is_not_sized(config: dict[str, Any], reason: str) -> None:
     model = read_architecture(config, name="odd")
@@ -110,3 +126,20 @@ def test_the_first_layers_of_qwen_look_at_everything(flags: dict[str, Any], wind
         **flags,
     }  # fmt: skip
     assert sum(layer.is_windowed for layer in read_architecture(config).layers) == windowed
+
+
+@pytest.mark.parametrize("total", [-1, 0, "many", True, float("nan")])
+def test_an_index_whose_size_cannot_be_is_refused(total: object) -> None:
+    model = read_architecture(LLAMA, name="odd")
+    found = with_index(model, {"metadata": {"total_size": total}})
+    assert found.cannot_size == (
+        f"metadata.total_size in its index is {total!r}, expected a number of bytes above 0"
+    )
+    assert with_index(model, {"metadata": {}}) is model
+
+
+def test_a_group_of_all_weights_of_a_row_is_sized() -> None:
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": -1}
+    model = read_architecture({**LLAMA, "quantization_config": quantized}, name="odd")
+    assert model.quantization is not None
+    assert model.quantization.default.bits == 4

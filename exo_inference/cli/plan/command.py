@@ -13,12 +13,13 @@ from exo_inference.cli.errors.output import print_refusal
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.command_line import CommandLine, name_for
 from exo_inference.cli.plan.comparison import compare, table
-from exo_inference.cli.plan.demand import Demand, answers, parse_demand
+from exo_inference.cli.plan.demand import Demand, answers, is_too_long, parse_demand
 from exo_inference.cli.plan.demand import as_json as demand_json
 from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import (
+    LocalPlanner,
     Planner,
     find_planner,
     measure_processor,
@@ -91,19 +92,36 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
             f"{facts.title}'s speed is not estimated, so that nobody can say what holds that many requests",
             hint="Leave --for out to see whether it fits; with vllm, --for answers.",
         )
-    flags = options.wanted.engine_parameters or ()
-    if not any(flag.startswith("--max-model-len") for flag in flags):
-        flags = (*flags, f"--max-model-len={demand.length}")
-    options = replace(options, wanted=replace(options.wanted, engine_parameters=flags))
-    planner = _measured_planner(session, options)
-    extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
-    plans = compare(planner, options, extra)
+    plans = _plans_of_length(session, options, demand.length)
+    if demand.length > demand.num_tokens and is_too_long(plans):
+        again = replace(options, measure=False)
+        plans = _plans_of_length(session, again, demand.num_tokens)
     found = answers(plans, demand)
     if output.is_structured:
         output.print_value([demand_json(each) for each in found])
     else:
         print_page(demand_table(found, plans, demand))
     return 0 if found else _refuse(output, plans)
+
+
+def _plans_of_length(session: Session, options: PlanOptions, length: int) -> list[DeploymentPlan]:
+    """Plan requests of that length, unless the flags say another.
+
+    Raises:
+        UsageError: the model generates nothing.
+    """
+    flags = options.wanted.engine_parameters or ()
+    if not any(flag.startswith("--max-model-len") for flag in flags):
+        flags = (*flags, f"--max-model-len={length}")
+    options = replace(options, wanted=replace(options.wanted, engine_parameters=flags))
+    planner = _measured_planner(session, options)
+    if isinstance(planner, LocalPlanner) and planner.model.is_embedding:
+        raise UsageError(
+            f"--for asks what generates texts; {planner.model.name} embeds or scores them",
+            hint="Leave --for out to see whether it fits, and how long a text takes.",
+        )
+    extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
+    return list(compare(planner, options, extra))
 
 
 def print_plan(

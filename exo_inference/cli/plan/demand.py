@@ -45,9 +45,14 @@ class Demand:
     itl: float = math.inf
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of a request."""
+        return self.input_tokens + self.output_tokens
+
+    @property
     def length(self) -> int:
         """Tokens of a request, as a context that an engine is set to: a multiple of 1,024."""
-        return -(-(self.input_tokens + self.output_tokens) // 1024) * 1024
+        return -(-self.num_tokens // 1024) * 1024
 
 
 def parse_demand(text: str) -> Demand:
@@ -78,6 +83,11 @@ def parse_demand(text: str) -> Demand:
         or min(found["input"], found["output"]) < 1
     ):
         raise UsageError(f"--for has a number outside of 1 token to {_MOST:,}", hint=_HINT)
+    for name in ("input", "output"):
+        if found[name] != int(found[name]):
+            raise UsageError(
+                f"--for has {name}={found[name]:g}, expected a whole number of tokens", hint=_HINT
+            )
     return Demand(
         found["requests"], int(found["input"]), int(found["output"]),
         found.get("ttft", math.inf), found.get("itl", math.inf),
@@ -91,7 +101,7 @@ class Answer:
     Attributes:
         batch: requests that each replica decodes at once.
         requests: that each replica holds per second.
-        ttft, itl: seconds, at the pessimistic end.
+        ttft, itl: seconds, at the pessimistic end; no `itl` where an answer is one token.
         usd_per_hour: of all replicas; None where no price is known.
     """
 
@@ -100,7 +110,7 @@ class Answer:
     batch: int
     requests: float
     ttft: float
-    itl: float
+    itl: float | None
     usd_per_hour: float | None
 
 
@@ -108,8 +118,12 @@ def answer(plan: DeploymentPlan, demand: Demand) -> Answer | None:
     """Return how many replicas of this plan hold the demand, or None where none does."""
     if plan.verdict != PlanVerdict.FITS or plan.speed is None:
         return None
+    if 0 < plan.max_model_len < demand.num_tokens:
+        return None
     ttft = _first_token(plan, demand.input_tokens)
-    room = plan.kv_capacity_tokens // (demand.input_tokens + demand.output_tokens)
+    room = plan.kv_capacity_tokens // demand.num_tokens
+    if demand.output_tokens == 1:
+        return _of_prompts(plan, demand, ttft) if room and ttft <= demand.ttft else None
     best: Answer | None = None
     for each in plan.speed.batches:
         plain = each.inter_token_seconds_high or each.inter_token_seconds
@@ -121,6 +135,45 @@ def answer(plan: DeploymentPlan, demand: Demand) -> Answer | None:
             price = None if plan.usd_per_hour is None else replicas * plan.usd_per_hour
             best = Answer(plan, replicas, each.batch, rate, ttft, slowed, price)
     return best
+
+
+def _of_prompts(plan: DeploymentPlan, demand: Demand, ttft: float) -> Answer | None:
+    """Return what computes prompts alone, one after the other: the first token ends each answer."""
+    assert plan.speed is not None
+    if not plan.speed.batches:
+        return None
+    replicas = math.ceil(demand.requests * ttft)
+    price = None if plan.usd_per_hour is None else replicas * plan.usd_per_hour
+    return Answer(plan, replicas, 1, 1 / ttft, ttft, None, price)
+
+
+def why_nothing(plans: Sequence[DeploymentPlan], demand: Demand) -> str:
+    """Return why none of the plans holds the demand, where one reason says it; else nothing."""
+    tokens = f"a request of {demand.num_tokens:,} tokens"
+    refused = [[each for each in plan.problems if each.refuses] for plan in plans]
+    if is_too_long(plans):
+        detail = next(each.detail for each in refused[0] if each.code == _LENGTH)
+        return f"{tokens} is longer than the model's context: {detail}"
+    details = [{each.detail for each in problems} for problems in refused]
+    if common := sorted(set.intersection(*details)):
+        return common[0]
+    fitting = [plan for plan in plans if plan.verdict == PlanVerdict.FITS]
+    if not fitting:
+        return "it fits on none of these GPUs for sure"
+    if all(plan.max_model_len < demand.num_tokens for plan in fitting):
+        longest = max(plan.max_model_len for plan in fitting)
+        return f"{tokens} is longer than the {longest:,} of --max-model-len"
+    if not any(plan.speed is not None and plan.speed.batches for plan in fitting):
+        return "the model generates no text"
+    return "where it fits, it is slower than the limits of ttft and itl"
+
+
+_LENGTH = "max-model-len"
+
+
+def is_too_long(plans: Sequence[DeploymentPlan]) -> bool:
+    """Whether all plans are refused because the model allows no such length."""
+    return all(any(each.refuses and each.code == _LENGTH for each in p.problems) for p in plans)
 
 
 def _first_token(plan: DeploymentPlan, length: int) -> float:
@@ -166,6 +219,10 @@ def as_json(each: Answer) -> dict[str, object]:
     }
 
 
+def _between(each: Answer) -> str:
+    return "none" if each.itl is None else words.seconds(each.itl)
+
+
 _HEADS = ("GPUs", "replicas", "requests/s each", "at once", "TTFT", "ITL", "USD/h")
 
 
@@ -179,12 +236,13 @@ def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Dema
         f"{demand.output_tokens:,} tokens"
     )
     if not found:
-        told = f"nothing is known to hold that: {lack}" if lack else "nothing holds that"
+        told = f"nothing holds that: {why_nothing(plans, demand)}"
+        told = f"nothing is known to hold that: {lack}" if lack else told
         return [Text(harmless(f"{title}: {told}"), "bold")]
     rows = [
         (
             f"{each.plan.gpu_count} × {each.plan.gpu_type}", f"{each.replicas}", f"{each.requests:.2f}",
-            f"{each.batch}", words.seconds(each.ttft), words.seconds(each.itl), words.usd(each.usd_per_hour),
+            f"{each.batch}", words.seconds(each.ttft), _between(each), words.usd(each.usd_per_hour),
         )
         for each in found
     ]  # fmt: skip
@@ -197,6 +255,7 @@ def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Dema
             if is_shared
             else []
         ),
+        *(["An answer of one token has no time between tokens."] if found[0].itl is None else []),
         *([f"Not judged: {lack}."] if lack else []),
     )
     return [

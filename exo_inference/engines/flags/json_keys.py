@@ -18,7 +18,7 @@ class Limits:
     """What the value of a key has to be.
 
     Attributes:
-        bounds: `gt`, `ge`, `lt`, `le` with their numbers.
+        bounds: `gt`, `ge`, `lt`, `le` with their numbers; of each member where the value is an array.
         choices: texts that exist; empty where any is taken.
         like: the flag whose choices of that release are taken.
         folded: choices are compared in upper case, and numbers stand for them as well.
@@ -50,6 +50,8 @@ _LIMITS: Mapping[str, Mapping[str, Limits]] = {
         "suffix_decoding_min_token_prob": Limits({"ge": 0, "le": 1}),
     },
     "compilation-config": {
+        "cudagraph_capture_sizes": _POSITIVE,
+        "max_cudagraph_capture_size": _POSITIVE,
         "level": Limits({"ge": 0, "le": 3}),
         "mode": Limits(
             {"ge": 0, "le": 3},

@@ -71,6 +71,10 @@ def read_value(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[
         A number, a text, what JSON says, or None where it is as if the flag had not been given.
     """
     if release.dialect.none_words and text in ("", "None") and flag.default == "None":
+        if (
+            not text and flag.name == "max-model-len"
+        ):  # it would be the model's own, which nobody asked for
+            return None, [Wrong("type", expected(flag, release))]
         return None, []
     if flag.type == "json":
         return _read_json(text, flag, release)
@@ -322,7 +326,11 @@ def _check_limits(value: object, limits: Limits, key: Key, what: str) -> Wrong |
         return Wrong("choice", text, _nearest(value, limits.choices), what)
     if limits.choices and not limits.folded:
         return Wrong("choice", f"one of: {', '.join(limits.choices)}", what=what)
-    if limits.bounds and not (_is_scalar(value) and _is_within(float(value), limits.bounds)):
+    listed = value.split(",") if isinstance(value, str) else [value]
+    members = value if isinstance(value, list) else listed
+    if limits.bounds and not all(
+        _is_scalar(each) and _is_within(float(each), limits.bounds) for each in members
+    ):
         kind = _KINDS["integer" if key.type == "any" else key.type]
         return Wrong("range", _with_limits(kind, limits.bounds), what=what)
     return None

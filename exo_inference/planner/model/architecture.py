@@ -18,6 +18,7 @@ from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.config_fields import (
     ConfigFields,
     FieldProblem,
+    check_positive,
     derived_max_model_len,
     longest_model_len,
 )
@@ -191,6 +192,7 @@ def _read(
     fields: ConfigFields, name: str, hf_quant_config: Mapping[str, Any] | None, source: str
 ) -> Architecture:
     family = _find_family(fields)
+    check_positive(fields)
     notes: list[str] = []
     quantization = _find_quantization(fields, hf_quant_config)
     dtype = _checked_dtype(fields.text("dtype") or _vision_free_dtype(fields))
@@ -200,10 +202,6 @@ def _read(
     outer, vision, is_known_vision = outer_weights(fields, family)
     error = _weights_error(fields, quantization, notes, is_known_vision=is_known_vision)
     error += note_assumptions(fields, notes)
-    if family.layout == "text_to_text":
-        notes.append(
-            "vLLM has no class for it: the plan is of its sizes, not of whether it is served"
-        )
     mtp, num_mtp = mtp_weights(fields, family, layers)
     return Architecture(
         name=name,

@@ -100,8 +100,16 @@ def with_index(architecture: Architecture, index: Mapping[str, object]) -> Archi
     """
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    if not isinstance(total, int | float) or total <= 0 or architecture.cannot_size:
+    if total is None or architecture.cannot_size:
         return architecture
+    is_number = isinstance(total, int | float) and not isinstance(total, bool)
+    if not is_number or not math.isfinite(total) or total <= 0:
+        reason = (
+            f"metadata.total_size in its index is {total!r:.60}, expected a number of bytes above 0"
+        )
+        return Architecture(
+            architecture.name, architecture.model_type, reason, source=architecture.source
+        )
     expected = stored_bytes(architecture)
     if abs(total / expected - 1) <= 0.02:
         return with_total_bytes(architecture, int(total))

@@ -118,6 +118,49 @@ class ConfigFields:
         return value if isinstance(value, str) else ""
 
 
+def check_positive(fields: ConfigFields) -> None:
+    """Check that sizes of which a model has at least one are not zero.
+
+    Raises:
+        FieldProblem: one is.
+    """
+    for name in _AT_LEAST_ONE:
+        alias = next((each for each in _ALIASES[name] if fields.raw.get(each) is not None), name)
+        if fields.raw.get(alias) == 0:
+            raise FieldProblem(f"{alias} in config.json is {fields.raw[alias]}, expected 1 or more")
+
+
+_AT_LEAST_ONE = ("num_key_value_heads", "intermediate_size", "max_position_embeddings")
+
+
+def quantized_count(
+    config: Mapping[str, Any], names: Sequence[str], default: int, *, may_be_all: bool = False
+) -> int:
+    """Return a count of `quantization_config`: of bits, or of weights in a group.
+
+    Args:
+        config: that object.
+        names: of the field, the usual one first.
+        default: where it is missing.
+        may_be_all: -1 stands for all weights of a row.
+
+    Raises:
+        FieldProblem: it is something else.
+    """
+    name = next((each for each in names if config.get(each) is not None), None)
+    if name is None:
+        return default
+    value = config[name]
+    path = f"quantization_config.{name}"
+    if may_be_all and value == -1:
+        return -1
+    expected = "a whole number of 1 or more" + (", or -1 for all of a row" if may_be_all else "")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or int(value) != value or value < 1:
+        raise FieldProblem(f"{path} in config.json is {value!r:.60}, expected {expected}")
+    return int(value)
+
+
 def whole_number(name: str, value: object) -> int:
     """Return `value` as a count below 10^12.
 
@@ -186,7 +229,8 @@ def longest_model_len(fields: ConfigFields) -> int | None:
 
 
 def _derived_length(fields: ConfigFields) -> float | None:
-    longest = fields.get("max_position_embeddings") or CLASS_LENGTHS.get(fields.text_type)
+    longest = fields.get("max_position_embeddings")
+    longest = longest if longest is not None else CLASS_LENGTHS.get(fields.text_type)
     if longest is None:
         return None
     length = whole_number("max_position_embeddings", longest)
@@ -197,6 +241,13 @@ def _derived_length(fields: ConfigFields) -> float | None:
     if kind in ("longrope", "su"):
         return int(original) if isinstance(original, int) and original > 0 else length
     factor = scaling.get("factor")
+    if factor is not None and not _is_factor(factor):
+        where = (
+            "rope_parameters" if "factor" in fields.mapping("rope_parameters") else "rope_scaling"
+        )
+        raise FieldProblem(
+            f"{where}.factor in config.json is {factor!r:.60}, expected a number above 0"
+        )
     if not isinstance(factor, int | float) or kind in (
         "",
         "default",
@@ -208,3 +259,8 @@ def _derived_length(fields: ConfigFields) -> float | None:
     if kind == "yarn" and isinstance(original, int) and original > 0:
         return float(original) * factor
     return length if kind == "yarn" else length * factor
+
+
+def _is_factor(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]

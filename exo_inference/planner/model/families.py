@@ -242,6 +242,19 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
+NO_RELEASE = (1000, 0, 0)
+
+CLASSES: Mapping[str, tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]] = {
+    "t5": (NO_RELEASE, None), "bart": (None, (0, 11, 0)), "qwen3": ((0, 8, 4), None), "qwen3_moe": ((0, 8, 4), None),
+    "qwen3_next": ((0, 10, 2), None), "gpt_oss": ((0, 10, 1), None),
+}  # fmt: skip
+"""The first release of vLLM with a class for a model type and the first one without, as far as they are known.
+
+T5 is not in the registry of 0.32.0 nor among the models that were removed; BART is there, with 0.10.2 as its last
+(model_executor/models/registry.py). Qwen3: vllm-project/vllm#17327. Qwen3-Next: #24526, which 0.10.1 lacks, and a start of 0.10.2.
+gpt-oss: release notes of 0.10.1.
+"""
+
 UNCHECKED = frozenset(
     {"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe", "qwen2_5_omni"}
 )

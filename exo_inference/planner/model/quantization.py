@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exo_inference.planner.model.config_fields import quantized_count
 from exo_inference.planner.model.module_paths import normalise_path
 
 
@@ -240,9 +241,19 @@ def quantization_named(name: str) -> Quantization:
         "w4a16": grouped_int(4, 128, has_zeros=False, name="w4a16"),
         "bitsandbytes": BNB_NF4, "bitsandbytes-double": BNB_NF4_DOUBLE,
     }  # fmt: skip
+    if key in _IN_8_BIT:
+        method, form = _IN_8_BIT[key]
+        return Quantization(method, form, exact=frozenset({"lm_head"}))
     if key not in known:
         raise ValueError(f"the quantization {name!r} is unknown here")
     return Quantization(key, known[key], exact=frozenset({"lm_head"}))
+
+
+_IN_8_BIT: Mapping[str, tuple[str, WeightFormat]] = {
+    "gptq-8bit": ("gptq", grouped_int(8, 128, has_zeros=True, name="gptq")),
+    "bitsandbytes-8bit": ("bitsandbytes", BNB_INT8),
+}
+"""Methods that are 4 bit unless a name says 8; the method is that of config.json."""
 
 
 def _read_fp8(config: Mapping[str, Any]) -> Quantization:
@@ -256,8 +267,8 @@ def _read_fbgemm(config: Mapping[str, Any]) -> Quantization:
 
 def _read_int_groups(config: Mapping[str, Any]) -> Quantization:
     method = str(config["quant_method"]).lower()
-    bits = int(config.get("bits") or config.get("w_bit") or 4)
-    group = int(config.get("group_size") or config.get("q_group_size") or 128)
+    bits = quantized_count(config, ("bits", "w_bit"), 4)
+    group = quantized_count(config, ("group_size", "q_group_size"), 128, may_be_all=True)
     name = "awq" if method == "awq" else "gptq"
     form = grouped_int(bits, group, has_zeros=True, name=name)
     ignored = config.get("modules_to_not_convert")
@@ -296,7 +307,8 @@ def _read_compressed_tensors(config: Mapping[str, Any]) -> Quantization:
     ignored = config.get("ignore")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        bits, group = int(config.get("num_bits") or 4), int(config.get("group_size") or 128)
+        bits = quantized_count(config, ("num_bits",), 4)
+        group = quantized_count(config, ("group_size",), 128, may_be_all=True)
         form = grouped_int(bits, group, has_zeros=False, name="compressed-tensors")
         note = str(config.get("note") or "")
         return _with_ignored(
@@ -322,7 +334,7 @@ def _targets(group: Mapping[str, Any]) -> list[str]:
 
 def _scheme_format(weights: Mapping[str, Any]) -> WeightFormat:
     """Return the format of a compressed-tensors weight scheme."""
-    bits, kind = int(weights.get("num_bits") or 16), str(weights.get("type") or "int")
+    bits, kind = quantized_count(weights, ("num_bits",), 16), str(weights.get("type") or "int")
     group, strategy = int(weights.get("group_size") or 0), str(weights.get("strategy") or "")
     if kind == "float" and bits == 4:
         return MXFP4 if group == 32 else NVFP4

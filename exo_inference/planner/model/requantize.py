@@ -67,6 +67,24 @@ def with_quantization(architecture: Architecture, method: str) -> Architecture:
 
 
 @lru_cache(maxsize=64)
+def without_quantization(architecture: Architecture) -> Architecture:
+    """Return the model with all weights in the run's own type, whatever its files are in."""
+    layers = {
+        id(layer): replace(layer, weights=tuple(replace(w, format=None) for w in layer.weights))
+        for layer, _ in architecture.layer_counts
+    }
+    return replace(
+        architecture,
+        layers=tuple(layers[id(layer)] for layer in architecture.layers),
+        outer_weights=tuple(replace(w, format=None) for w in architecture.outer_weights),
+        mtp_weights=tuple(replace(w, format=None) for w in architecture.mtp_weights),
+        quantization=None,
+        pads_experts=False,
+        checkpoint_bytes=None,
+    )
+
+
+@lru_cache(maxsize=64)
 def with_int8_head(architecture: Architecture) -> Architecture:
     """Return the model with its output head, or the embedding that is one, in INT8."""
     paths = {weight.path for weight in architecture.outer_weights}

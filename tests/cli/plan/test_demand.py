@@ -50,6 +50,8 @@ def test_a_demand_is_read() -> None:
         ("requests=1/s input=1 output=1 itl<40ms", "no part of a demand"),
         ("requests=1/s input=1 output=1 itl<=40", "no part of a demand"),
         ("please", "no part of a demand"),
+        ("requests=1/s input=1000.5 output=1", "input=1000.5, expected a whole number"),
+        ("requests=1/s input=10 output=1.5", "output=1.5, expected a whole number"),
     ],
 )
 def test_what_is_no_demand_is_refused(text: str, said: str) -> None:
@@ -145,3 +147,58 @@ def test_what_has_no_speed_is_not_said_not_to_hold_it(exo: Exo) -> None:
     assert result.code == 1
     told = " ".join(result.out.split())
     assert "nothing is known to hold that: it fits cpu, whose speed is not estimated" in told
+
+
+def asked(exo: Exo, name: str, demand: str, *others: str) -> tuple[int, str]:
+    line = ("ai", "deployment", "plan", "--offline", "--model-name", name, "--for", demand, *others)
+    result = exo(*line)
+    return result.code, " ".join((result.out + result.err).split())
+
+
+def test_an_answer_of_one_token_has_no_time_between_tokens(exo: Exo) -> None:
+    demand = parse_demand("requests=20/s input=1000 output=1 itl<=1ms")
+    found = held(planned("H100", 1, "--max-model-len=2048"), demand)
+    assert found.itl is None
+    assert found.requests == pytest.approx(1 / found.ttft)
+    code, said = asked(exo, "Qwen/Qwen3-8B", "requests=1/s input=1000 output=1")
+    assert code == 0
+    assert "An answer of one token has no time between tokens." in said
+    code, said = asked(
+        exo, "Qwen/Qwen3-8B", "requests=1/s input=9 output=1", "--gpu-type", "H100", "-O", "json"
+    )
+    assert json.loads(said)[0]["inter_token_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "demand", "others", "reason"),
+    [
+        ("Qwen/Qwen3-8B", "requests=1/s input=50000 output=300", (), "longer than the model's context: --max-model-len is"),
+        ("Qwen/Qwen3-8B", "requests=1/s input=9 output=9 ttft<=1ms", (), "slower than the limits of ttft and itl"),
+        ("Qwen/Qwen3-8B", "requests=1/s input=3000 output=9", ("--inference-engine-params", "--max-model-len=1024"),
+         "longer than the 1,024 of --max-model-len"),
+        ("Qwen/Qwen3-235B-A22B", "requests=1/s input=9 output=9", ("--gpu-type", "gpua5000"), "nothing holds that: "),
+        ("google/flan-t5-xl", "requests=1/s input=500 output=3", (), "has no class for t5"),
+    ],
+)  # fmt: skip
+def test_why_nothing_holds_a_demand_is_said(
+    exo: Exo, name: str, demand: str, others: tuple[str, ...], reason: str
+) -> None:
+    code, said = asked(exo, name, demand, *others)
+    assert code == 1
+    assert reason in said
+
+
+@pytest.mark.parametrize("name", ["BAAI/bge-m3", "Qwen/Qwen3-Embedding-8B"])
+def test_what_generates_nothing_holds_no_demand(exo: Exo, name: str) -> None:
+    code, said = asked(exo, name, "requests=1/s input=500 output=3")
+    assert code == 2
+    assert f"--for asks what generates texts; {name} embeds or scores them" in said
+
+
+def test_a_demand_that_the_context_just_holds_is_planned(exo: Exo) -> None:
+    """The context is no multiple of 1,024: 500,000 tokens."""
+    name = "CohereLabs/North-Mini-Code-1.0"
+    demand = "requests=0.01/s input=499000 output=900"
+    code, said = asked(exo, name, demand, "--gpu-type", "H200", "-O", "json")
+    assert code == 0
+    assert "--max-model-len=499900" in json.loads(said)[0]["parameters"]

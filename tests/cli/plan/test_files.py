@@ -144,7 +144,7 @@ LLAMA = {
         ({"quantization_config": 3}, "quantization_config in config.json is 3, expected an object"),
         (
             {"quantization_config": {"quant_method": "awq", "bits": "x"}},
-            "quantization_config.bits in config.json is 'x', expected a number",
+            "quantization_config.bits in config.json is 'x', expected a whole number of 1 or more",
         ),
         (
             {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": 3}}},

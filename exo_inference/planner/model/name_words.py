@@ -1,0 +1,151 @@
+"""What the words of a checkpoint's name say: its quantization, another size, another kind, a slip of the pen.
+
+`catalog_models.py` reads names that are not bundled with it. Only the name is known here; which models are
+bundled is not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from exo_inference.planner.model.quantization import GGUF_BITS
+
+PLAIN = "16-bit"
+"""Of a name that says that nothing is quantized, whatever the model's own files are."""
+
+_MIXES = {mix.lower(): mix for mix in GGUF_BITS if "16" not in mix}
+_MIX = "|".join(sorted(_MIXES, key=len, reverse=True))
+_4 = r"[-_.]?(int4|4[-_.]?bits?|w4a16)"
+_8 = r"[-_.]?(int8|8[-_.]?bits?|w8a16)"
+
+_METHODS: tuple[tuple[str, str], ...] = (
+    (r"[-_.](unquantized|dequantized)", PLAIN), (r"[-_.](nv)?fp4(a16)?", "nvfp4"), (r"[-_.]mxfp4(a16)?", "mxfp4"),
+    (r"[-_.]mxfp8", "mxfp8"), (rf"[-_.]({_MIX})([-_.]gguf)?", "gguf"), (r"[-_.]qat", ""),
+    (rf"[-_.]awq({_4})?(?!{_8})", "awq"), (rf"[-_.]gptq{_8}|[-_.](int8|8bit)[-_.]gptq", "gptq-8bit"),
+    (rf"[-_.]gptq({_4})?|[-_.](int4|4bit)[-_.]gptq", "gptq"), (r"[-_.]autoround", ""), (r"[-_.](int4|w4a16)", "w4a16"),
+    (r"[-_.](bnb[-_.](8bit|int8)|8[-_.]?bits?|bnb8)", "bitsandbytes-8bit"), (r"[-_.](w8a8|int8)", "int8"),
+    (r"[-_.]w8a16", "int8-weight-only"), (r"[-_.]fp8[-_.]block", "fp8-block"), (r"[-_.]fp8([-_.]dynamic)?", "fp8-channel"),
+    (r"[-_.](bnb[-_.](4bit|nf4)|4[-_.]?bits?|bnb4|nf4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"), (r"[-_.]quantized", ""),
+)  # fmt: skip
+"""Words and the method that they say, the first that is found; an empty one says none by itself."""
+
+_END = r"(?=$|[-_.])"
+_PLAIN_WORD = re.compile(r"[-_.](bf16|fp16|f16)" + _END)
+_ALONE = re.compile(r"[-_.](quantized|autoround|qat)" + _END)
+_UNSIZED = re.compile(
+    r"(?:^|[-_.])(\d+(?:\.\d+)?[-_.]?(?:bits?|bpw)|exl[23]|hqq|mlx|w\d+a(?:fp)?\d+|int[1-8]|fp[3-8]|g(?!128)\d{2,4}|(?!128)\d{2,4}g|"
+    r"compressed[-_]tensors|aqlm|quip|quipsharp|"
+    r"smoothquant|bitnet|spqr|vptq|higgs|eetq|quanto|torchao|ternary|squeezellm|bnb|marlin|awq|gptq|"
+    r"i?q\d(?:_\w+)?|tq\d_\d)" + _END
+)
+
+
+_USUALLY_4_BIT = ("awq", "gptq")
+
+
+@dataclass(frozen=True, slots=True)
+class NameWords:
+    """A short name in small letters, taken apart.
+
+    Attributes:
+        rest: the name without what it says of a quantization.
+        method: as `quantization_named` takes it, `PLAIN`, or empty where the name says nothing.
+        unsized: a word for a quantization whose size the name does not tell; empty: none.
+    """
+
+    rest: str
+    method: str
+    unsized: str
+
+
+@cache
+def read_words(short: str) -> NameWords:
+    """Take a name without its organisation apart."""
+    rest, method = short, ""
+    alone = _ALONE.search(short)
+    for pattern, said in _METHODS:
+        match = re.search(f"(?:{pattern}){_END}", rest)
+        if match is not None:
+            method = method or (_MIXES[match[1]] if said == "gguf" else said)
+            rest = re.sub(f"(?:{pattern}){_END}", "", rest)
+    plain = _PLAIN_WORD.search(rest)
+    if plain is not None:
+        rest = rest[: plain.start()] + rest[plain.end() :]
+        method = method or PLAIN
+    unsized = _UNSIZED.search(rest)
+    if unsized is not None and method != PLAIN:
+        rest = rest[: unsized.start()] + rest[unsized.end() :]
+        word = unsized[1]
+        return NameWords(
+            rest, method, f"{word} in another form" if word in _USUALLY_4_BIT else word
+        )
+    return NameWords(rest, method, alone[1] if alone is not None and not method else "")
+
+
+def strip_quantization(short: str) -> str:
+    """Return a short name in small letters without any word of a quantization, for comparing."""
+    for pattern, _ in _METHODS:
+        short = re.sub(f"(?:{pattern}){_END}", "", short)
+    return short
+
+
+_OTHER_SIZE = re.compile(r"a?\d+(\.\d+)?b|\d+x\d+(\.\d+)?[bm]")
+_OTHER_KIND = frozenset({"moe", "audio", "omni", "speech", "tts", "asr", "diffusion"})
+_SEES = frozenset({"vision", "vl", "vlm", "image", "video", "ocr", "multimodal"})
+_VARIANTS = ("instruct", "thinking", "reasoning")
+_OF_THE_OWNER = re.compile(
+    r"instruct|it|chat|base|pt|hf|thinking|reasoning|preview|sft|rl|dpo|zero|v?\d+(\.\d+)*|\d{4,8}"
+)
+
+
+def why_no_fine_tune(extra: list[str], *, sees: bool, is_own: bool) -> str:
+    """Return why a name with these words beside a model's is no fine-tune of it; empty: it may be one.
+
+    Args:
+        extra: the words.
+        sees: the model reads images.
+        is_own: the name has the owner of the model, or none: its variants are bundled under their names.
+    """
+    for word in extra:
+        if _OTHER_SIZE.fullmatch(word):
+            return f"{word!r} says another size"
+        if word in _OTHER_KIND or (word in _SEES and not sees):
+            return f"{word!r} says another kind of model"
+        meant = next((each for each in _VARIANTS if 0 < distance(word, each) <= 2), None)
+        if meant is not None:
+            return f"{word!r} is nearly {meant!r}"
+        if is_own and not _OF_THE_OWNER.fullmatch(word):
+            return f"{word!r} names none of the owner's models that are known"
+    return ""
+
+
+def distance(one: str, other: str) -> int:
+    """Return how many letters are wrong, missing, too many or swapped with their neighbour."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one):
+        last, before, row = before, row, [i + 1]
+        for j, wanted in enumerate(other):
+            cost = min(before[j + 1] + 1, row[j] + 1, before[j] + (letter != wanted))
+            if i and j and letter == other[j - 1] and one[i - 1] == wanted:
+                cost = min(cost, last[j - 1] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+def is_slip(one: str, other: str) -> bool:
+    """Whether a word is another with a letter or two wrong; short ones have to be equal."""
+    shorter = min(len(one), len(other))
+    return distance(one, other) <= (0 if shorter < 4 else 1 if shorter < 8 else 2)
+
+
+def has_same_kind(name: str, other: str) -> bool:
+    """Whether two short names begin with the same word, or one has that of the other, but for a slip."""
+    words = re.findall(r"[a-z]+", name.lower()), re.findall(r"[a-z]+", other.lower())
+    if not words[0] or not words[1]:
+        return False
+    return any(is_slip(words[0][0], each) for each in words[1]) or any(
+        is_slip(words[1][0], each) for each in words[0]
+    )
