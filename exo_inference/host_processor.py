@@ -5,9 +5,12 @@ Plans for engines on the CPU ask (`processor_speed`). The engine's own answer is
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +24,10 @@ PLAIN_LOOPS = "plain"
 """The path of the kernels that has no vectors."""
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """As Linux names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
-_ASK_SECONDS = 30.0
+_ASK_SECONDS, _PAUSE_SECONDS = 30.0, 60.0
+_ASKING = threading.Lock()
+_ASK_AGAIN: dict[str, float] = {}
+"""By the value of the variable: when an engine that gave no answer may be asked again, by the monotonic clock."""
 _REFUSED = 78
 """What the engine ends with where a setting is wrong."""
 
@@ -45,11 +51,20 @@ class EngineKernels:
 
 
 def engine_kernels() -> EngineKernels:
-    """Return what the engine computes with, as the environment of this process has it."""
-    try:
-        return _ask_engine(os.environ.get(KERNELS_VARIABLE, ""))
-    except (OSError, subprocess.SubprocessError):  # it may answer the next time
-        return EngineKernels()
+    """Return what the engine computes with, as the environment of this process has it.
+
+    One caller asks, and others wait for its answer. An engine that gave none is not asked again for a while, or each
+    plan of a controller would hold a thread until the time is over.
+    """
+    named = os.environ.get(KERNELS_VARIABLE, "")
+    with _ASKING:
+        if time.monotonic() < _ASK_AGAIN.get(named, -math.inf):
+            return EngineKernels()
+        try:
+            return _ask_engine(named)
+        except (OSError, subprocess.SubprocessError):
+            _ASK_AGAIN[named] = time.monotonic() + _PAUSE_SECONDS
+            return EngineKernels()
 
 
 def has_bfloat16(root: Path = ROOT) -> bool:

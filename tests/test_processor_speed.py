@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,7 @@ def test_a_processor_says_whether_it_has_bfloat16(
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is asked anew, as one answer is kept for each value of the variable."""
     monkeypatch.setattr(host_processor, "_ask_engine", host_processor._ask_engine.__wrapped__)
+    monkeypatch.setattr(host_processor, "_ASK_AGAIN", {})
 
 
 @pytest.mark.usefixtures("fresh")
@@ -241,16 +243,37 @@ def test_an_engine_that_does_not_answer_counts_as_without_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_processor, "find_spec", lambda name: name)
+    monkeypatch.setattr(host_processor, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(host_processor.sys, "executable", "/bin/false")
     assert engine_kernels() == EngineKernels()
     monkeypatch.setattr(host_processor.sys, "executable", "/nowhere")
     assert engine_kernels() == EngineKernels()
 
 
+@pytest.mark.parametrize("script", ["exit 1", "echo avx2"])
+def test_many_plans_at_once_ask_the_engine_once(
+    script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it gives no answer: each that asked would hold a thread of the controller."""
+    engine, log = tmp_path / "engine", tmp_path / "asked"
+    engine.write_text(f"#!/bin/sh\necho once >> {log}\n{script}\n")
+    engine.chmod(0o755)
+    monkeypatch.setattr(host_processor, "_ASK_AGAIN", {})
+    monkeypatch.setenv(host_processor.KERNELS_VARIABLE, f"asked by many: {script}")
+    monkeypatch.setattr(host_processor, "find_spec", lambda name: name)
+    monkeypatch.setattr(host_processor.sys, "executable", str(engine))
+    with ThreadPoolExecutor(16) as pool:
+        found = set(pool.map(lambda _: engine_kernels(), range(300)))
+    assert found == {EngineKernels("avx2" if "avx2" in script else "")}
+    assert log.read_text().count("once") == 1
+
+
 def test_an_engine_that_was_killed_once_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     engine = tmp_path / "engine"
+    monkeypatch.setattr(host_processor, "_ASK_AGAIN", {})
+    monkeypatch.setattr(host_processor, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setenv(host_processor.KERNELS_VARIABLE, "asked twice")
     monkeypatch.setattr(host_processor, "find_spec", lambda name: name)
     monkeypatch.setattr(host_processor.sys, "executable", str(engine))

@@ -188,20 +188,25 @@ def _check_batch_invariant(attention: AttentionBackend, settings: ResolvedConfig
     """Refuse `--batch-invariant` where attention to a token depends on what runs beside it.
 
     Raises:
-        ConfigurationError
+        ConfigurationError: it does.
     """
+    if attention.is_batch_invariant:
+        return
     needed = "on a GPU it needs the Triton backend"
     if settings.device == "cpu":
         needed = (
             "it needs the compiled CPU kernels, bfloat16, heads and blocks of multiples of 16, and a KV cache "
             "in bfloat16 or int8"
         )
-    if not attention.is_batch_invariant:
-        _refuse_batch_invariant(f"attention is computed by PyTorch; {needed}")
+    _refuse_batch_invariant(f"attention is computed by PyTorch; {needed}")
 
 
 def _check_layers_batch_invariant(decoder: Decoder, attention: AttentionBackend) -> None:
-    """The same of a model's layers, of which it is known once they are loaded."""
+    """Refuse it where a layer's sums do, of which the last is known once the layers are made.
+
+    Raises:
+        ConfigurationError: they do.
+    """
     if attention.can_be_captured:  # a GPU's
         if names := decoder.why_not_fixed:
             _refuse_batch_invariant(f"no kernels with one order of sums for {names}")
