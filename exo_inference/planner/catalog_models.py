@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -36,6 +36,10 @@ from exo_inference.planner.model.requantize import (
 from exo_inference.planner.model.shapes import KvKind
 
 Entries = Mapping[str, Mapping[str, Any]]
+
+
+_MOST_LETTERS = 200
+"""Of a name; the Hub takes 96 for each of its two parts."""
 
 
 @cache
@@ -71,7 +75,7 @@ def _further_models() -> Entries:
     return _read_entries("further_models.json")
 
 
-@cache
+@lru_cache(maxsize=1024)  # names are anybody's
 def find_model(name: str) -> Architecture:
     """Return a model by its Hub name, with or without the organisation.
 
@@ -84,6 +88,11 @@ def find_model(name: str) -> Architecture:
     own = _own_models().get(name.strip())
     if own is not None:
         return read_architecture(own["config"], name=name.strip(), source=own["source"])
+    if len(name) > _MOST_LETTERS:
+        raise UsageError(
+            f"a model has no name of {len(name):,} letters, {_MOST_LETTERS} is the most: {name[:40]!r}…",
+            hint="Write the name as the Hub does, ORGANISATION/NAME.",
+        )
     if not name.isprintable():
         raise UsageError(
             f"the model {name!r} is not in the bundled catalogue: a name has no control characters",

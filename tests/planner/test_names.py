@@ -7,6 +7,7 @@ import pytest
 from exo_inference.errors import UsageError
 from exo_inference.planner import find_gpu, find_model
 from exo_inference.planner.catalog_models import _further_models, load_models, read_entry
+from exo_inference.planner.model.name_words import read_words
 from exo_inference.planner.model.requantize import stored_bytes, with_attention
 
 
@@ -247,3 +248,17 @@ def test_a_name_of_another_kind_is_not_suggested(name: str) -> None:
     with pytest.raises(UsageError) as error:
         find_model(name)
     assert "Did you mean" not in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("end", ["a-", "1.", "int", "-4bit"])
+def test_a_name_without_end_is_refused_and_not_told_whole(end: str) -> None:
+    with pytest.raises(UsageError, match="a model has no name of 400,0") as error:
+        find_model("o/Qwen3-8B-" + end * (400_000 // len(end)))
+    assert len(str(error.value)) < 300
+
+
+def test_names_that_anybody_asks_for_are_not_kept_for_ever() -> None:
+    for number in range(3000):
+        find_model(f"someone/Qwen3-8B-tuned{'x' * (number % 7)}-v{number}")
+    for asked in (find_model, read_words):
+        assert asked.cache_info().currsize <= 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from exo_inference.planner.model.quantization import GGUF_BITS
 
@@ -60,7 +60,7 @@ class NameWords:
     unsized: str
 
 
-@cache
+@lru_cache(maxsize=1024)  # names are anybody's
 def read_words(short: str) -> NameWords:
     """Take a name without its organisation apart."""
     rest, method = short, ""
