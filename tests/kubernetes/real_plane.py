@@ -230,10 +230,17 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
+def pod_of(leader: str) -> str:
+    """Return the pod of what `leader_of` returns."""
+    return leader.partition("_")[0]
+
+
 def wait_for(what: Callable[[], Any], seconds: float = 120, pause: float = 0.2) -> Any:
+    """Wait until it is so, and return it; a failure names the line that says what was waited for."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
-        assert time.monotonic() < deadline, "waited in vain"
+        line = getattr(what, "__code__", None) and what.__code__.co_firstlineno
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for line {line}"
         time.sleep(pause)
     return found
 
@@ -328,6 +335,7 @@ def deploy_chat(plane: Plane, replicas: int) -> None:
 
 
 def leader_of(plane: Plane) -> str:
+    """Return who leads, as `<pod>_<process>`: a pod whose container has started again is another."""
     path = (
         f"/apis/coordination.k8s.io/v1/namespaces/{plane.cluster.namespace}/leases/exo-controller"
     )

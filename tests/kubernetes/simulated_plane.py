@@ -229,10 +229,11 @@ class SimulatedPlane:
         return list(self.api.request("GET", self.path(plural, group) + query)["items"])
 
     def holder(self) -> str:
-        """Return who has the Lease; empty where nobody has."""
+        """Return which controller has the Lease; empty where none has."""
         try:
             path = self.path("leases", "coordination.k8s.io/v1", LEASE)
-            return str(self.api.request("GET", path)["spec"].get("holderIdentity") or "")
+            holder = str(self.api.request("GET", path)["spec"].get("holderIdentity") or "")
+            return holder.partition("_")[0]
         except ApiError as exc:
             if exc.status_code != 404:
                 raise

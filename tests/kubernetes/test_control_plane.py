@@ -32,6 +32,7 @@ from tests.kubernetes.real_plane import (
     installed,
     kill,
     leader_of,
+    pod_of,
     restart,
     wait_for,
 )
@@ -182,7 +183,7 @@ def test_requests_go_on_when_pods_are_deleted_and_processes_killed(plane: Plane)
         wait_for(lambda: plane.ready("engine") == 2 and len(plane.pods("engine")) == 2)
         leader = leader_of(plane)
         killed = time.monotonic()
-        kill(plane, leader, "controller")
+        kill(plane, pod_of(leader), "controller")
         wait_for(lambda: leader_of(plane) not in ("", leader), 40)
         assert time.monotonic() - killed < FAIL_OVER_SECONDS + 5
         plane.exo("deployment", "scale", "chat", "3", "--wait")

@@ -12,7 +12,16 @@ from typing import Any
 import httpx
 
 from tests.controller.control_plane_processes import GROUP
-from tests.kubernetes.real_plane import Plane, chat, create_chat, kill, leader_of, restart, wait_for
+from tests.kubernetes.real_plane import (
+    Plane,
+    chat,
+    create_chat,
+    kill,
+    leader_of,
+    pod_of,
+    restart,
+    wait_for,
+)
 from tests.kubernetes.test_control_plane import plane, stand
 
 __all__ = ["plane", "stand"]  # fixtures
@@ -78,7 +87,7 @@ def test_a_day_in_which_a_deployment_is_shared(plane: Plane) -> None:
         plane.exo("api-key", "update", "colleague", "--name", "neighbour")
         plane.cluster.kubectl("delete", "pod", plane.pods("engine")[0], "--wait=false")
         leader = leader_of(plane)
-        kill(plane, leader, "controller")
+        kill(plane, pod_of(leader), "controller")
         wait_for(lambda: leader_of(plane) not in ("", leader), 60)
         wait_for(lambda: plane.ready("engine") == 2 and len(plane.pods("engine")) == 2)
         wait_for(lambda: plane.ready("controller") == 2)

@@ -24,6 +24,7 @@ from tests.kubernetes.real_plane import (
     chat,
     installed,
     leader_of,
+    pod_of,
     wait_for,
 )
 from tests.kubernetes_api import KubernetesCluster
@@ -116,7 +117,7 @@ def test_an_upgrade_restarts_no_engine_and_fails_no_request(plane: Plane, former
         for component in ("controller", "gateway"):
             rollout = ("rollout", "status", f"deployment/exo-{component}", "--timeout=180s")
             plane.cluster.kubectl(*rollout, timeout=190)
-        wait_for(lambda: leader_of(plane) in plane.pods("controller"))
+        wait_for(lambda: pod_of(leader_of(plane)) in plane.pods("controller"))
         took = time.monotonic() - began
         _wait_settled(plane)
         after = _replicas(plane), plane.show(), _releases(plane)

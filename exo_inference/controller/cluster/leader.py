@@ -53,7 +53,7 @@ class LeaderElection:
     Args:
         api: an impatient one, so that a leader knows in time that it cannot renew.
         name: of the Lease.
-        identity: of this candidate; no other may have it.
+        identity: of this candidate; no other may have it, nor the same pod after a restart.
         times: how patient it is.
         clock: seconds, monotonic.
         sleep: waits for seconds of that clock.

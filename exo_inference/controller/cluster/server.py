@@ -53,12 +53,14 @@ class Platforms:
     Attributes:
         stop_work: ends what this process is doing there; called at the end of a term.
         watch_capacity: given what to call when there is more or less room for replicas.
+        begin_while: given what says whether this process leads; without that it begins nothing there.
     """
 
     engines: Platform
     models: ModelPlatform
     stop_work: Callable[[], Awaitable[None]]
     watch_capacity: Callable[[Callable[[], None]], None] = lambda tell: None
+    begin_while: Callable[[Callable[[], bool]], None] = lambda is_leading: None
 
 
 OpenPlatforms = Callable[
@@ -148,7 +150,10 @@ async def serve_on_cluster(
                 architectures=Architectures(fetch),
                 user_gpus=await asyncio.to_thread(read_user_gpus, cluster.gpus_file),
             )
-            election = LeaderElection(api.impatient(), cluster.lease, pod.name, cluster.lease_times)
+            # A container that starts again in its pod is another candidate than the one that died.
+            identity = f"{pod.name}_{uuid.uuid4().hex[:8]}"
+            election = LeaderElection(api.impatient(), cluster.lease, identity, cluster.lease_times)
+            platforms.begin_while(lambda: election.is_leading)
 
             async def work() -> None:
                 async with asyncio.TaskGroup() as tasks:
@@ -198,7 +203,11 @@ async def open_kubernetes_platforms(
         await cluster.start()
         models = KubernetesModels(cluster)
         yield Platforms(
-            KubernetesPlatform(cluster), models, cluster.stop_work, cluster.watch_capacity
+            KubernetesPlatform(cluster),
+            models,
+            cluster.stop_work,
+            cluster.watch_capacity,
+            cluster.begin_while,
         )
     finally:
         await cluster.close()

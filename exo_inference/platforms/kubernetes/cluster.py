@@ -188,7 +188,9 @@ class Cluster:
         The hash on the Deployment goes first: what it tells of may be there in part only, and if this
         is killed too, the next one must still see that there is work to do.
         """
+        self.helm.check_may_begin()
         await self.workloads.merge(uid, {"metadata": {"labels": {SPEC_LABEL: None}}})
+        self.helm.check_may_begin()  # what is pending is another leader's by now
         await discard_pending(self.api, release)
         if self._stuck is not None:
             self._stuck.discard(release)
@@ -204,6 +206,7 @@ class Cluster:
         """
         found = await list_revisions(self.api, release)
         self._refuse_foreign(release, Owner(chart, uid), found)
+        self.helm.check_may_begin()
         is_first = not found and not reuse and chart == DEPLOYMENT_CHART
         if is_first and await self.installer.try_install(release, chart, values):
             return
@@ -253,6 +256,10 @@ class Cluster:
         found = await list_revisions(self.api, release)
         if find_owner(found, release) == Owner(chart, uid):
             await self.helm.uninstall(release)
+
+    def begin_while(self, may_begin: Callable[[], bool]) -> None:
+        """Begin changes of releases only while this returns true."""
+        self.helm.may_begin = may_begin
 
     async def find_releases(self, owner: Owner, names: Sequence[str]) -> list[str]:
         """Return which of these releases there are and have this owner.
@@ -335,6 +342,7 @@ class Cluster:
             revisions = await list_revisions(self.api, release)
             deployed = [entry for entry in revisions if entry.status == "deployed"]
             if deployed and deployed[-1] is not revisions[-1]:
+                self.helm.check_may_begin()
                 # One that could not write its end, as the API was away, would stay pending for ever.
                 await discard_pending(self.api, release)
                 await self.helm.rollback(release, deployed[-1].number)

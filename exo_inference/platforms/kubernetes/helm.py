@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,6 +77,10 @@ class Helm:
         settings: charts, directories, limits.
         namespace: of the releases.
         environment: of this process; None takes it from there.
+
+    Attributes:
+        may_begin: whether this process may change releases now; asked before each change, as one
+            that was paused meanwhile may have been replaced.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Helm:
         namespace: str,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self.may_begin: Callable[[], bool] = lambda: True
         self._settings = settings
         self._namespace = namespace
         own = os.environ if environment is None else environment
@@ -153,10 +158,21 @@ class Helm:
         """
         await self._run("uninstall", release, "--ignore-not-found")
 
+    def check_may_begin(self) -> None:
+        """Refuse to begin a change where another process may be at work on releases.
+
+        Raises:
+            HelmFailed
+        """
+        if not self.may_begin():
+            text = "another controller may lead by now, so that this one begins nothing"
+            raise HelmFailed(text, transient=True)
+
     async def _run(self, *words: str, stdin: str = "") -> None:
         # Not through a pipe: were this process paused before it has written all values, its Helm would
         # wait for them, and begin when another leads.
         async with self._slots, _filled(stdin) as values:
+            self.check_may_begin()
             process = await asyncio.create_subprocess_exec(
                 *self._nice,
                 self._program,

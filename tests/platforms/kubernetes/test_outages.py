@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.platforms.kubernetes.names import release_name
 from exo_inference.platforms.kubernetes.records import list_revisions
 from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
@@ -47,6 +48,30 @@ async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
         assert {status for _, status in await revisions(process)} <= {"deployed", "superseded"}
         pod = await process.settle(desired, kubelet)
         assert pod
+
+
+async def test_a_leader_that_was_replaced_while_it_was_paused_begins_nothing(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    """Nor does it take the record of a Helm that the next leader runs for that of one that was killed."""
+    changed = altered(DESIRED, engine_parameters=("--seed=1",))
+    another = altered(DESIRED, uid="7d2d6f1e-6c3b-4f5e-9d55-3f1f5f0f7c11")
+    async with running(kubelet.api, tmp_path) as process:
+        await process.applied(DESIRED, kubelet)
+        (revision,) = await list_revisions(process.cluster.api, RELEASE)
+        set_status(kubelet.api, revision.secret, "pending-upgrade")
+        process.cluster.begin_while(lambda: False)
+        for desired in (changed, another):
+            await process.platform.apply(desired)
+            await process.cluster.jobs.wait(release_name(desired.uid))
+        assert [status for _, status in await revisions(process)] == ["pending-upgrade"]
+        assert (
+            len(json.loads(kubelet.api.kubectl("get", "deployments", "-ojson").stdout)["items"])
+            == 1
+        )
+        process.cluster.begin_while(lambda: True)
+        await process.applied(changed, kubelet)
+        assert {status for _, status in await revisions(process)} <= {"deployed", "superseded"}
 
 
 async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_back(
