@@ -24,7 +24,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from exo_engine import pulse
+from exo_engine import garbage, pulse
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
 from exo_engine.core.ranks.process import RankProcess, end_all, have_ended, start_processes
@@ -196,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(options.parent)
+    garbage.pause()
     if options.pulse is not None:
         pulse.OWN.share(options.pulse)
     link = FrameSocket(socket.socket(fileno=options.socket))
@@ -223,6 +224,7 @@ def _serve(link: FrameSocket, options: argparse.Namespace) -> None:
     loaded = load_here(config, start_up, _group(options))
     told = {each.name: getattr(loaded, each.name) for each in fields(loaded)}
     del told["executor"]
+    garbage.resume()
     link.send("loaded", pickle.dumps(told))
     sending, executor = Lock(), loaded.executor
     num_begun = num_late = 0

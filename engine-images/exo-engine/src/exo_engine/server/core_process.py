@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from exo_engine import pulse
+from exo_engine import garbage, pulse
 from exo_engine.clock import Clock
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
@@ -87,6 +87,7 @@ CoreFactory = Callable[[EngineConfig, Callable[[str], None]], tuple[Core, CoreIn
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the core on the socket that the API process opened."""
     begun = Clock().now()
+    garbage.pause()
     parser = argparse.ArgumentParser(prog="exo-engine core", allow_abbrev=False)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -201,6 +202,7 @@ def _build_core(
         measurements=dataclasses.asdict(core.measurements),
         pooling=_pooling_info(core.spec),
     )
+    garbage.resume()
     return core, info
 
 

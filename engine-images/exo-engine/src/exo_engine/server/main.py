@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from exo_engine import garbage
 from exo_engine.arguments import PrintCommand, ServeCommand, parse
 from exo_engine.errors import EngineError, InternalError, ModelUnusable
 from exo_engine.process_end import leave
@@ -57,6 +58,7 @@ def _serve(command: ServeCommand) -> int:
         )
     _raise_descriptor_limit()
     core = start_core(command.server.log_level)
+    garbage.pause()
     try:
         # Not needed for --help and --version, which should answer at once.
         import uvloop
@@ -65,6 +67,7 @@ def _serve(command: ServeCommand) -> int:
         from exo_engine.server.logs import configure_logging
 
         configure_logging(command.server.log_level)
+        garbage.resume()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(command, core))
     finally:
