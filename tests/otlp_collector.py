@@ -66,7 +66,7 @@ class Collector:
     @contextmanager
     def running(self) -> Iterator[Collector]:
         """Listen until the end of the block."""
-        thread = threading.Thread(target=self._server.serve_forever)
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield self
