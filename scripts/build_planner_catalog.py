@@ -194,6 +194,13 @@ BRIDGED = frozenset(
 )
 # T4s print 14.56 and 14.74 GiB; under Windows and WSL GeForce cards print all that is on them (an RTX 5090 31.84).
 REPORTED_ERROR_MIB = {"t4": 185, "rtx-3090": 440, "rtx-4090": 346, "rtx-5090": 494}
+# Found again after the facts were collected, which have no address of these.
+_LLMFIT = "bandwidth as github:AlexsJones/llmfit@3f44fd30a43d:llmfit-core/src/hardware.rs; "
+FOUND_AGAIN = {
+    "rtx-4090": f"{_LLMFIT}arithmetic: NVIDIA's whitepaper, recalled, not re-read",
+    "rtx-5090": f"{_LLMFIT}arithmetic: NVIDIA's whitepaper, recalled, not re-read",
+    "h100-nvl": "bandwidth (3.9 TB/s) and NVLink as aiminingco.com/gpu/h100-nvl/specs; arithmetic: NVIDIA datasheet, recalled, not re-read",
+}  # fmt: skip
 # Not in the collected facts, but in the collected starts.
 EXTRA_GPUS = {
     "gb10": {
@@ -202,7 +209,8 @@ EXTRA_GPUS = {
         "compute_capability": "12.1", "native": ["bf16", "fp16", "fp8", "int8", "mxfp4", "nvfp4"],
         "nvlink_gbps": None, "pcie_gbps": 25, "reported_mib": 124518, "unified": True,
         "reported_source": "about 121.6 GiB of unified memory in real logs (vllm-memory.md §1)",
-        "source": "NVIDIA product page, recalled: bandwidth and arithmetic are not re-read",
+        "source": "bandwidth as huggingface.co/blog/exolabs/the-dgx-spark-handbook; "
+        "arithmetic: NVIDIA product page, recalled, not re-read",
     },
 }  # fmt: skip
 # Of every four layers of Laguna one sees everything, with fewer query heads.
@@ -365,7 +373,10 @@ def gpu_entry(key: str, gpu: dict[str, Any], exoscale: dict[str, Any]) -> dict[s
         "native": sorted(kind for kind, has in gpu["native"].items() if has),
         "nvlink_gbps": gpu["interconnect"]["nvlink_gbps_per_gpu_bidirectional"],
         "pcie_gbps": (gpu["interconnect"]["pcie"] or {}).get("gbps_per_direction"),
-        "source": sources.get("all") or sources.get("bandwidth") or next(iter(sources.values())),
+        "source": FOUND_AGAIN.get(key)
+        or sources.get("all")
+        or sources.get("bandwidth")
+        or next(iter(sources.values())),
     }
     if key in BRIDGED:
         entry["nvlink_size"] = 2

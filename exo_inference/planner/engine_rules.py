@@ -267,7 +267,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         groups_hybrids=version >= (0, 10, 0) and not is_legacy,
         group_tolerance=1.5 if version >= (0, 14, 0) else 1.25,
         reports_by_concurrency=version >= (0, 20, 2),  # pull request 40694; its wheel prints so
-        batches_in_flight=2 if version >= (0, 32, 0) else 1,
+        batches_in_flight=2 if version >= (0, 26, 0) else 1,  # pull request 47728
         reserves_null_block=version >= (0, 32, 0),
         logit_bytes=14,
         samples_by_sort=version < (0, 17, 0),
@@ -338,10 +338,10 @@ def of_second_runner(rules: EngineRules) -> EngineRules:
 
 
 def _vllm_batches(version: Version, is_legacy: bool) -> tuple[tuple[int, Batch], ...]:
-    """Source: `EngineArgs.get_batch_defaults`."""
+    """Source: `EngineArgs.get_batch_defaults`; steps of 16,384 tokens are since 0.28.0 (vllm-project/vllm#51726)."""
     if is_legacy:
         return ((0, (2048, 256)),)
-    largest = ((160, (16384, 1024)),) if version >= (0, 33, 0) else ()
+    largest = ((160, (16384, 1024)),) if version >= (0, 28, 0) else ()
     return (*largest, (70, (8192, 1024)), (0, (2048, 256)))
 
 

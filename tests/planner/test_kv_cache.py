@@ -32,6 +32,9 @@ def plan_with_memory(name: str, gib: float, version: str, count: int, *flags: st
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", 44.59, "0.10.2", 2, ("--max-model-len=262144",), 973_760, 14.77),
         ("google/gemma-4-26B-A4B-it", 83.89, "0.25.1", 1,
          ("--max-model-len=262144", "--max-num-seqs=32", "--max-num-batched-tokens=2496"), 3_875_400, 14.78),
+        ("openai/gpt-oss-120b", 16.57, "0.26.0", 1,  # two steps in flight (vllm-project/vllm#47728)
+         ("--max-model-len=131072", "--max-num-seqs=8", "--max-num-batched-tokens=8192", "--kv-cache-dtype=fp8"),
+         857_331, 6.54),
         ("Qwen/Qwen3.8-27B", 80.17, "0.25.1", 1,
          ("--max-model-len=262144", "--max-num-seqs=32",
           '--speculative-config={"method":"mtp","num_speculative_tokens":3}'), 1_191_213, 4.54),
@@ -94,6 +97,16 @@ def test_deepseek_v4_takes_blocks_in_five_groups() -> None:
     )
     assert result.num_kv_blocks == 7477
     assert result.kv_block_size == 256
+
+
+@pytest.mark.parametrize(("gpu", "version", "tokens"), [
+    ("MI300X", "0.27.1", 8192), ("MI300X", "0.28.0", 16384), ("H200", "0.28.0", 8192),
+])  # fmt: skip
+def test_steps_are_longer_on_large_gpus_from_0_28_on(gpu: str, version: str, tokens: int) -> None:
+    """A start with 0.31.1rc1.dev23 on an MI300X compiled steps of up to 16,384 tokens (github.com/xbill9/gemma4-dev)."""
+    asked = EngineParameters.of({}, engine_version=version)
+    result = plan(find_model("google/gemma-4-E2B-it"), find_gpu(gpu), 1, asked)
+    assert result.max_num_batched_tokens == tokens
 
 
 def test_fp8_halves_the_cache_of_a_token() -> None:
