@@ -1,8 +1,8 @@
-"""Which models and quantized checkpoints a release of vLLM reads by itself, by the type and method that config.json names.
+"""Which models and quantized checkpoints a release of an engine reads by itself, by the type and method that config.json names.
 
-`planning.py` calls `check_class`, `checks.py` calls `check_release`. The table is that of the choices of `--quantization`, release by release
-(`exo_inference/engines/catalog/vllm.json`, which a test holds it to); a method that moved out of vLLM is a
-plug-in's since. What a GPU needs for a format is not
+`planning.py` calls `check_class`, which goes by the engine's row of rules; `checks.py` calls `check_release`. The tables
+here are those of the choices of vLLM's `--quantization`, release by release (`exo_inference/engines/catalog/vllm.json`,
+which a test holds them to); a method that moved out of vLLM is a plug-in's since. What a GPU needs for a format is not
 known here.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from exo_inference.planner.engine_rules import EngineRules, Version
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.families import CLASSES, NO_RELEASE
+from exo_inference.planner.model.families import NO_RELEASE
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 
@@ -37,9 +37,7 @@ _REFUSING = "--no-allow-deprecated-quantization"
 
 def check_class(model: Architecture, rules: EngineRules) -> list[Problem]:
     """Return why this release serves no model of that type, where it is known which ones do."""
-    since, gone = CLASSES.get(model.model_type, (None, None))
-    if not rules.quantizes or rules.static_share is not None:
-        return []
+    since, gone = rules.classes.get(model.model_type, (None, None))
     is_early = since is not None and rules.version < since
     if not is_early and (gone is None or rules.version < gone):
         return []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
+from exo_inference.planner.model.families import CLASSES
 from exo_inference.planner.processor.kernels import ProcessorKernels, TorchPart
 from exo_inference.planner.static.share import StaticShare, static_share
 
@@ -87,6 +88,7 @@ class EngineRules:
         kernels: what its compiled kernels compute on a CPU; None for an engine that has none.
         spans_gpus: one replica may have several.
         families: model types that it serves, as text models; None for any that can be planned.
+        classes: of model types, the first release with a class and the first one without, as far as they are known.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
@@ -160,6 +162,7 @@ class EngineRules:
     kernels: ProcessorKernels | None = None
     spans_gpus: bool = False
     families: frozenset[str] | None = None
+    classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
     pools_without_cache: bool = False
     shrinks_length: bool = False
     fits_length: bool = False
@@ -287,6 +290,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         pads_experts=True,
         profiles_encoder=True,
         quantizes=True,
+        classes=CLASSES,
         chooses_cache_type=True,
         dequantizes_cache=version < (0, 12, 0),
         halves_float32=True,

@@ -8,7 +8,8 @@ import pytest
 
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
 from exo_inference.planner import Plan, Verdict, find_gpu, find_model, plan, read_architecture
-from exo_inference.planner.checkpoint_releases import DEPRECATED, GONE, SINCE
+from exo_inference.planner.checkpoint_releases import DEPRECATED, GONE, SINCE, check_class
+from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.parameters import EngineParameters
 
 QWEN: dict[str, Any] = {
@@ -139,3 +140,10 @@ def test_a_release_without_a_class_for_the_model_is_refused(
         assert said in found[0].detail
         assert result.verdict is Verdict.REFUSED
     assert not any("no class" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("engine", "release"), [("sglang", "0.4.4"), ("exo", "0.1.0")])
+def test_classes_of_one_engine_are_not_those_of_another(engine: str, release: str) -> None:
+    model = find_model("Qwen/Qwen3-8B")
+    assert check_class(model, rules_for("vllm", release))
+    assert check_class(model, rules_for(engine, release)) == []
