@@ -17,11 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from exo_inference.host_memory import ROOT
+from exo_inference.planner.processor.kernels import PLAIN_LOOPS
 
 KERNELS_VARIABLE = "EXO_ENGINE_CPU_KERNELS"
 """Names the instructions that exo-engine's kernels compute with; passed on to engines of this machine."""
-PLAIN_LOOPS = "plain"
-"""The path of the kernels that has no vectors."""
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """As Linux names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
 _ASK_SECONDS, _PAUSE_SECONDS = 30.0, 60.0

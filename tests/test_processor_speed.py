@@ -13,6 +13,7 @@ import pytest
 from exo_inference import host_processor, processor_speed
 from exo_inference.errors import ExoError
 from exo_inference.host_processor import EngineKernels, engine_kernels, has_bfloat16, processor_name
+from exo_inference.planner.processor.kernels import PLAIN_LOOPS
 from exo_inference.processor_speed import machine_cpu, measure_speed, read_speed, write_speed
 from exo_inference.state_dir import StateDir
 
@@ -305,4 +306,5 @@ def test_the_engine_says_the_same_of_this_machine(
         pytest.skip(f"this machine has no {named}")
     kernels = library.chosen_kernels()
     assert found == EngineKernels("" if kernels is None else kernels.path)
-    assert found.has_vectors == (kernels is not None and kernels.path != "plain")
+    assert found.has_vectors == (kernels is not None and kernels.path != library.PLAIN_LOOPS)
+    assert library.PLAIN_LOOPS == PLAIN_LOOPS

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PLAIN_LOOPS = "plain"
+"""The path of exo-engine's kernels that has no vectors (`exo_engine/kernels/library.py`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TorchPart:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.processor.kernels import PLAIN_LOOPS, ProcessorKernels
 
 if TYPE_CHECKING:
-    from exo_inference.planner.processor.kernels import ProcessorKernels
     from exo_inference.planner.resolved_setting import Setting
 
 _SLOWEST = "tokens come several times slower, most of all with --quantization, and how fast is not estimated"
@@ -54,7 +54,7 @@ def why_not_estimated(setting: Setting) -> str:
             return f"{lack.why}: {_SLOWEST if lack.part == 'all' else _SLOWER}"
     gpu, rules = setting.gpu, setting.rules
     is_ours = rules.kernels is not None and gpu.vendor == "cpu" and not gpu.refusal
-    if is_ours and gpu.kernels == "plain" and not gpu.is_measured:
+    if is_ours and gpu.kernels == PLAIN_LOOPS and not gpu.is_measured:
         return f"{rules.title}'s compiled kernels have no vectors here: {_SLOWEST}"
     return ""
 

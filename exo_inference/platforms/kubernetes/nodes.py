@@ -17,6 +17,7 @@ from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.engines import engines_on
 from exo_inference.planner import Gpu as PlannedGpu
 from exo_inference.planner import cpu_as_gpu, find_family
+from exo_inference.planner.processor.kernels import PLAIN_LOOPS
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu, family_of
 from exo_inference.platforms.kubernetes.diagnosis import condition
@@ -212,7 +213,7 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
         memory = max(memory, parse_quantity(allocatable.get("memory")))
     where = "1 node" if len(usable) == 1 else f"{len(usable)} nodes"
     have_vectors = all(map(_has_vectors, usable))
-    kernels = "avx2" if have_vectors else "plain"
+    kernels = "avx2" if have_vectors else PLAIN_LOOPS
     gpu = cpu_as_gpu(int(memory), is_fast_in_bfloat16=have_vectors, kernels=kernels)
     return InstanceTypeInfo(
         CPU_FAMILY,

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "plain")
+PLAIN_LOOPS = "plain"
+"""The path that has no vectors of the processor's."""
+PATHS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", PLAIN_LOOPS)
 """Sets of instructions, best first."""
 _MOST_LETTERS = 40
 """Of a wrong name that is shown."""

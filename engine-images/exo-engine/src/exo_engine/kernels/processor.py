@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exo_engine.kernels.library import chosen_kernels
+from exo_engine.kernels.library import PLAIN_LOOPS, chosen_kernels
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """As the kernel names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
@@ -33,4 +33,4 @@ def is_fast_in_bfloat16() -> bool:
         ConfigurationError: `EXO_ENGINE_CPU_KERNELS` names what is not there.
     """
     kernels = chosen_kernels()
-    return has_bfloat16() or (kernels is not None and kernels.path != "plain")
+    return has_bfloat16() or (kernels is not None and kernels.path != PLAIN_LOOPS)
