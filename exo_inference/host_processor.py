@@ -97,8 +97,10 @@ def _ask_engine(named: str) -> EngineKernels:
 
 def _first_line(root: Path, *names: str) -> str:
     """Return what follows one of these names first, of any processor."""
+    path = root / "proc/cpuinfo"
     try:
-        with (root / "proc/cpuinfo").open(encoding="utf-8") as lines:  # long on a large machine
+        # Long on a large machine; a virtual one's name for its processor is its owner's, of any bytes.
+        with path.open(encoding="utf-8", errors="replace") as lines:
             parts = (line.partition(":") for line in lines)
             return next((rest.strip() for name, _, rest in parts if name.strip() in names), "")
     except OSError:

@@ -204,6 +204,14 @@ def test_a_processor_has_the_name_that_the_kernel_gives_it(tmp_path: Path) -> No
     assert processor_name(tmp_path) == "A: B"
 
 
+def test_a_processor_may_have_a_name_of_any_bytes(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    text = b"processor\t: 0\nmodel name\t: QEMU \xae\nflags\t\t: fpu avx512_bf16\n"
+    (tmp_path / "proc" / "cpuinfo").write_bytes(text)
+    assert processor_name(tmp_path) == "QEMU \ufffd"
+    assert has_bfloat16(tmp_path)
+
+
 def write_features(root: Path, features: str) -> Path:
     (root / "proc").mkdir()
     (root / "proc" / "cpuinfo").write_text(f"processor\t: 0\n{features}\nbugs\t\t: bf16 avx2\n")

@@ -138,3 +138,12 @@ def test_memory_of_a_cpu_is_the_machines():
 def test_kernel_knows_this_process_and_this_processor():
     assert 10 * 2**20 < peak_rss_bytes() < 2**40
     assert cpu_name().strip()
+
+
+def test_a_processor_without_a_name_is_a_cpu(tmp_path):
+    assert cpu_name(tmp_path) == "cpu"
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_bytes(b"processor\t: 0\n")
+    assert cpu_name(tmp_path) == "cpu"
+    (tmp_path / "proc/cpuinfo").write_bytes(b"processor\t: 0\nmodel name\t: QEMU \xae\n")
+    assert cpu_name(tmp_path) == "QEMU \ufffd"

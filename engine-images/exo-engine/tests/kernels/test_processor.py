@@ -26,6 +26,13 @@ def test_the_processor_says_so(tmp_path, text, expected):
     assert has_bfloat16(tmp_path) is expected
 
 
+def test_a_name_of_any_bytes_is_in_nobodys_way(tmp_path):
+    (tmp_path / "proc").mkdir()
+    text = b"processor\t: 0\nmodel name\t: QEMU \xae\nflags\t\t: fpu avx512_bf16\n"
+    (tmp_path / "proc/cpuinfo").write_bytes(text)
+    assert has_bfloat16(tmp_path)
+
+
 def test_where_the_kernel_says_nothing_it_is_not_there(tmp_path):
     assert not has_bfloat16(tmp_path)
 

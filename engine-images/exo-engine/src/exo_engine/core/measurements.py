@@ -76,9 +76,14 @@ def peak_rss_bytes() -> int:
     return 0
 
 
-def cpu_name() -> str:
+def cpu_name(root: Path = Path("/")) -> str:
     """Return the processor's name, or `cpu` where the kernel does not say."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+    try:
+        # A virtual machine's name is its owner's, of any bytes.
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "cpu"
+    for line in text.splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "cpu"

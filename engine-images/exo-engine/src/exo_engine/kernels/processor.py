@@ -16,10 +16,11 @@ _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def has_bfloat16(root: Path = Path("/")) -> bool:
     """Whether the processor multiplies bfloat16 by itself; not where Linux does not say."""
     try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        # A virtual machine's name for it is its owner's, of any bytes.
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    names = (line.partition(":") for line in lines)
+    names = (line.partition(":") for line in text.splitlines())
     features = (rest for name, _, rest in names if name.strip() in ("flags", "Features"))
     return bool(_BFLOAT16 & set(next(features, "").split()))
 
