@@ -82,6 +82,23 @@ def test_without_the_library_pytorch_computes(
         library._load_library.cache_clear()
 
 
+def test_a_damaged_library_that_is_switched_off_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libexo_kernels.so")
+    (tmp_path / "libexo_kernels.so").write_bytes(b"\x7fELF of something else")
+    library._load_library.cache_clear()
+    try:
+        monkeypatch.setenv(VARIABLE, "off")
+        assert library.chosen_kernels() is None
+        assert caplog.text == ""
+        monkeypatch.delenv(VARIABLE)
+        assert library.chosen_kernels() is None
+        assert "cannot load the CPU kernels" in caplog.text
+    finally:
+        library._load_library.cache_clear()
+
+
 def test_kernels_of_other_sources_are_not_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

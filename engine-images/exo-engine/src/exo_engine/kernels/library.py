@@ -222,11 +222,11 @@ def allowed_paths() -> tuple[str, ...]:
         ConfigurationError: it names what is not there.
     """
     wanted = os.environ.get(VARIABLE) or "auto"
+    if wanted == "off":  # before a library is loaded that nobody calls, and warned of
+        return ()
     paths = available_paths()
     if wanted == "auto":
         return paths
-    if wanted == "off":
-        return ()
     if wanted not in paths:
         there = ", ".join(("auto", "off", *paths))
         raise ConfigurationError(
