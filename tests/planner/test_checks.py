@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from exo_inference.planner import (
@@ -108,3 +110,23 @@ def test_longrope_may_be_asked_for_more_than_an_engine_takes_by_itself() -> None
     assert longer.largest_max_model_len == 100_000
     (problem,) = plan(model, gpu, 1, EngineParameters(max_model_len=131_073)).problems
     assert "the model allows 131072" in problem.detail
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8192},
+        {"rope_type": "linear", "factor": 0.5},
+    ],
+)
+def test_other_scalings_allow_no_more_than_what_they_come_to(scaling: dict[str, Any]) -> None:
+    """As vLLM: `max_position_embeddings` does not count where the scaling says less."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "vocab_size": 32000,
+        "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 8192,
+        "max_position_embeddings": 32768, "rope_scaling": scaling,
+    }  # fmt: skip
+    model, gpu = read_architecture(config), find_gpu("h100")
+    assert plan(model, gpu, 1, EngineParameters(max_model_len=16384)).problems == ()
+    (problem,) = plan(model, gpu, 1, EngineParameters(max_model_len=16385)).problems
+    assert "the model allows 16384" in problem.detail

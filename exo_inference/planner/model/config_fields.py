@@ -222,10 +222,23 @@ def longest_model_len(fields: ConfigFields) -> int | None:
 
     Source: vLLM's config/model.py, `_get_and_verify_max_len` (0.32.0).
     """
-    derived, stated = derived_max_model_len(fields), fields.get("max_position_embeddings")
-    if derived is None or not isinstance(stated, int) or not 1 <= stated <= _MAX_LENGTH:
+    derived = derived_max_model_len(fields)
+    if derived is None or _rope_kind(fields) not in _LONGROPE:
         return derived
-    return max(derived, stated)
+    stated = whole_number("max_position_embeddings", fields.get("max_position_embeddings") or 0)
+    return max(derived, stated) if stated <= _MAX_LENGTH else derived
+
+
+_LONGROPE = ("longrope", "su")
+
+
+def _rope_scaling(fields: ConfigFields) -> dict[str, Any]:
+    return {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+
+
+def _rope_kind(fields: ConfigFields) -> str:
+    scaling = _rope_scaling(fields)
+    return str(scaling.get("rope_type") or scaling.get("type") or "")
 
 
 def _derived_length(fields: ConfigFields) -> float | None:
@@ -234,11 +247,10 @@ def _derived_length(fields: ConfigFields) -> float | None:
     if longest is None:
         return None
     length = whole_number("max_position_embeddings", longest)
-    scaling = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "")
+    scaling, kind = _rope_scaling(fields), _rope_kind(fields)
     original = scaling.get("original_max_position_embeddings")
     original = fields.get("original_max_position_embeddings") if original is None else original
-    if kind in ("longrope", "su"):
+    if kind in _LONGROPE:
         return int(original) if isinstance(original, int) and original > 0 else length
     factor = scaling.get("factor")
     if factor is not None and not _is_factor(factor):
