@@ -247,6 +247,14 @@ def test_backends_of_gpus_are_refused_on_a_cpu(backend: str) -> None:
     assert problems(planned("llama", f"--attention-backend={backend}", gpu=find_gpu("H100"))) == []
 
 
+def test_the_backend_of_a_cpu_is_refused_on_a_gpu() -> None:
+    gpu = find_gpu("H100")
+    assert problems(planned("llama", "--attention-backend=cpu", gpu=gpu)) == [
+        "--attention-backend=cpu is not there: it computes on a CPU alone; leave --attention-backend out"
+    ]
+    assert problems(planned("llama", "--attention-backend=reference", gpu=gpu)) == []
+
+
 def test_a_model_that_embeds_is_refused_flags_of_models_that_generate() -> None:
     flags = ("--batch-invariant", "--attention-backend=reference")
     found = planned("qwen3", *flags, architectures=["Qwen3Model"])

@@ -60,6 +60,15 @@ def test_quantized_layers_are_multiplied_in_bfloat16_where_that_is_fast(checkpoi
     assert explicit.dtype == "float32"
 
 
+def test_attention_of_a_cpu_is_refused_on_a_gpu():
+    with pytest.raises(
+        ConfigurationError, match="on a CPU alone, but the device is cuda"
+    ) as caught:
+        settle(has_cuda=True, attention_backend="cpu")
+    assert caught.value.param == "attention-backend"
+    assert settle(has_cuda=True, device="cpu", attention_backend="cpu").attention_backend == "cpu"
+
+
 @pytest.mark.parametrize("threads", [0, -1, 1025, 999_999_999_999])
 def test_threads_that_no_machine_has_are_refused(threads):
     with pytest.raises(ConfigurationError, match=f"--cpu-threads must be .* got {threads}"):

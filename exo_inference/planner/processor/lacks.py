@@ -100,6 +100,8 @@ def kernel_problems(setting: Setting) -> list[Problem]:
     told = f"--attention-backend={backend} is not there"
     if backend == kernels.backend:
         in_question = [lack for lack in lacks if lack.part != "layers"]
+        if setting.gpu.vendor != "cpu":
+            in_question = [Lack("attention", "it computes on a CPU alone")]
         problems += [_refusal("attention-backend", told, lack) for lack in in_question]
     elif setting.gpu.vendor == "cpu" and backend not in kernels.other_backends:
         problems.append(_refusal("attention-backend", told, Lack("attention", "it needs a GPU")))

@@ -180,6 +180,7 @@ def resolve(
     _check_ranges(config)
     device = _resolve_device(config.device, has_cuda=has_cuda)
     _check_ranks(config, device)
+    _check_backend(config, device)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
     max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
     dtype = _resolve_dtype(config, limits, device, is_fast_in_bfloat16=is_fast_in_bfloat16)
@@ -288,6 +289,15 @@ def _check_ranks(config: EngineConfig, device: str) -> None:
             raise ConfigurationError(
                 f"--tensor-parallel-size is {num_ranks}, but {reason}", param="tensor-parallel-size"
             )
+
+
+def _check_backend(config: EngineConfig, device: str) -> None:
+    if config.attention_backend == "cpu" and device != "cpu":
+        raise ConfigurationError(
+            f"--attention-backend is cpu, whose kernels compute on a CPU alone, but the device is {device}",
+            param="attention-backend",
+            hint="Leave --attention-backend out, or use --device cpu.",
+        )
 
 
 def _check_partial_prefills(config: EngineConfig) -> None:
