@@ -21,8 +21,9 @@ FIRST_TOKEN = 256
 """The tokens before it are bytes, and not all of them are text."""
 CONCURRENCY = 16
 MANY, MANY_AT_ONCE = 1000, 64
+"""Requests that are measured, after as many by which a cache of 1 GiB for prompts that may come again is full, with
+these models; and how many are under way at once."""
 _MANY_PROMPT, _MANY_OUTPUT = 96, 16
-"""Requests by which a cache of 1 GiB for prompts that may come again is full, with these models."""
 _SHORTEST, _LONGEST_PROMPT, _LONGEST_ANSWER = 32, 510, 280
 """Of what is drawn, before it is scaled to these means."""
 _MEAN_PROMPT, _MEAN_ANSWER = 17_326 / 64, 9_947 / 64
