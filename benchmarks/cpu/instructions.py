@@ -33,10 +33,6 @@ LLAMA_CPP = {
     }
 }
 """Options of its build, which no variable can hold."""
-_ASK = (
-    "from exo_engine.kernels.library import chosen_kernels as chosen\n"
-    "print(found.path if (found := chosen()) else 'none: PyTorch computes')"
-)
 
 
 def of_processor(cpuinfo: str) -> str:
@@ -54,7 +50,7 @@ def of_kernels(environment: Mapping[str, str] = os.environ) -> str:
     A process is asked, as this one does without PyTorch. Empty: the engine cannot be asked here.
     """
     asked = subprocess.run(
-        [sys.executable, "-c", _ASK],
+        [sys.executable, "-m", "exo_engine.kernels.library"],
         capture_output=True,
         text=True,
         check=False,
@@ -65,7 +61,8 @@ def of_kernels(environment: Mapping[str, str] = os.environ) -> str:
     held = " ".join(
         f"{name}={environment[name]}" for name in VARIABLES["avx2"] if environment.get(name)
     )
-    return asked.stdout.strip() + (f" ({held})" if held else "")
+    path = asked.stdout.strip() or "none: PyTorch computes"
+    return f"{path} ({held})" if held else path
 
 
 def hold(name: str | None) -> None:
