@@ -14,7 +14,7 @@ from exo_inference.planner.model.quantization import WeightFormat
 from exo_inference.planner.model.requantize import ONLINE
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.problem import Problem
+from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.planner.static.cache_types import type_problems
 
 MAX_STAGES = 64
@@ -27,7 +27,7 @@ def check_request(
     """Return everything that is wrong apart from memory; which types an engine takes is known of vLLM and exo-engine."""
     rules = parameters.rules
     is_refused = bool(gpu.refusal) and rules.cpu_dtype is not None  # by exo-engine, in its words
-    problems = [Problem("processor", gpu.refusal, says_step=True)] if is_refused else []
+    problems = [Problem(OF_PROCESSOR, gpu.refusal, says_step=True)] if is_refused else []
     problems += _check_ranks(model, gpu, gpu_count, ranks, rules)
     problems += _check_length(model, parameters)
     if rules.static_share is not None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OF_PROCESSOR = "processor"
+"""The code of an engine's refusal of this machine's processor: no flag, no GPU and no memory mends it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -35,7 +35,7 @@ from exo_inference.planner import (
 )
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
-from exo_inference.planner.problem import Problem
+from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.preflight.flags import read_flags, read_settings
 from exo_inference.preflight.other_engines import Start, size
 from exo_inference.preflight.other_engines import advise as advise_other
@@ -180,7 +180,7 @@ def _with_proposals(
     subject, found = judgement.subject, judgement.plan
     if subject.model is None or subject.gpu is None or found is None:
         return judgement
-    if any(problem.code == "processor" for problem in found.problems):
+    if any(problem.code == OF_PROCESSOR for problem in found.problems):
         return judgement  # no other flag or GPU mends it
     advice: tuple[Advice, ...] = ()
     improvements: tuple[Improvement, ...] = ()

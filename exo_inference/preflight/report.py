@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
+from exo_inference.planner.problem import OF_PROCESSOR
 from exo_inference.wire import (
     MEMORY_CODES,
     BatchSpeed,
@@ -76,7 +77,7 @@ def locate_code(code: str, flags: Sequence[str]) -> str | None:
     """Return the JSON path of what a problem of the planner is about; None for missing memory."""
     if code in MEMORY_CODES:
         return None
-    if code == "processor":
+    if code == OF_PROCESSOR:
         return "$['gpu-type']"
     names = [flag.partition("=")[0].replace("_", "-") for flag in flags]
     for spelling in _SPELLINGS.get(code, (f"--{code}",)):

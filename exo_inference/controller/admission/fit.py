@@ -17,7 +17,7 @@ from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engine_names import facts_of
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner.gpu_catalog import Gpu
-from exo_inference.planner.problem import Problem
+from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.replica_memory import ReplicaNeed
 from exo_inference.preflight import (
@@ -223,7 +223,7 @@ def _plan_issue(problem: Problem, spec: DeploymentSpec) -> Issue:
         return Issue(text, status=412)
     if problem.code in _NOT_OF_FLAGS:
         return Issue(problem.detail, "$['model']", problem.detail, 412)
-    status = 412 if problem.code == "processor" else 400
+    status = 412 if problem.code == OF_PROCESSOR else 400
     location = locate_code(problem.code, spec.engine_parameters)
     return Issue(problem.detail, location, problem.detail, status)
 
