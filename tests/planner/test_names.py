@@ -174,6 +174,7 @@ def test_qwens_own_files_in_8_bit_are_in_blocks_as_all_that_are_bundled() -> Non
         ("me/Qwen3-8B-bnb-8bit", 8.79, "bitsandbytes"), ("me/Qwen3-8B-tuned-GPTQ-Int8", 8.94, "gptq"),
         ("me/Qwen3-8B-int8", 8.79, "int8"), ("me/Qwen3-8B-W8A16", 8.79, "int8-weight-only"),
         ("me/Qwen3-8B-MXFP8", 8.99, "mxfp8"), ("Qwen/Qwen3-8B-Q8_0-GGUF", 8.11, "gguf"),
+        ("me/Qwen3-8B-BF16-GGUF", 15.26, "gguf"), ("me/Qwen3-8B-fp16.gguf", 15.26, "gguf"), ("me/Qwen3-8B-tuned-F16-GGUF", 15.26, "gguf"),
         ("me/Qwen3-8B-GPTQ-Int4", 5.68, "gptq"), ("me/DeepSeek-V3-BF16", 1249.9, None),
     ],
 )  # fmt: skip
