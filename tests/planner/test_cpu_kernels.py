@@ -82,6 +82,13 @@ def test_families_are_known_as_the_engine_computes_them(family: str, tmp_path: P
     assert kernels is not None
     assert model.is_computed_by_kernels == (family not in kernels.by_torch)
     assert (family in WHOLE) == model.is_computed_by_kernels
+    # What the engine says before it has layers, so that nobody waits for weights that are then refused.
+    config_module, loading = (
+        pytest.importorskip(f"exo_engine.{name}") for name in ("config", "core.loading")
+    )
+    asked = config_module.EngineConfig(tmp_path, device="cpu", dtype="bfloat16")
+    settings = config_module.resolve(asked, config_file.limits_of(spec), has_cuda=False)
+    assert bool(loading._by_pytorch(spec, settings)) == (family in kernels.by_torch)
 
 
 def test_a_cache_that_the_kernels_read_is_advised() -> None:
