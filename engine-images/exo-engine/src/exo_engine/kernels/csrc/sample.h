@@ -34,7 +34,7 @@ struct MaskCall {
 
 typedef double Doubles __attribute__((vector_size(kLanes * 4)));
 typedef float HalfFloats __attribute__((vector_size(kLanes * 2)));
-typedef int64_t Longs __attribute__((vector_size(kLanes * 4)));
+typedef uint64_t Longs __attribute__((vector_size(kLanes * 4)));  // without sign: lanes that nobody uses may overflow
 constexpr int kDoubles = kLanes / 2;
 
 constexpr int kBuckets = 2048;
@@ -60,7 +60,7 @@ inline Doubles exponential(Doubles values) {
   const double divisors[] = {479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1};
   Doubles result = Doubles{};
   for (double divisor : divisors) result = multiply_add(result, rest, Doubles{} + 1.0 / divisor);
-  Doubles power = (Doubles)(((Longs)turns << 52) + (1023LL << 52));
+  Doubles power = (Doubles)(((Longs)turns << 52) + (1023ULL << 52));
   return values > -700.0 ? result * power : Doubles{};
 }
 
