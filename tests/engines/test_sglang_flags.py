@@ -83,6 +83,18 @@ def test_other_suffixes_are_refused(text: str) -> None:
     assert problem.reason == "type"
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("4M", "write it out: 4000000"), ("4Ki", "write it out: 4096"), ("4K", "write it out: 4096"), ("0k", "")],
+)  # fmt: skip
+def test_numbers_that_take_no_suffix_are_written_out_as_it_reads_them_elsewhere(
+    text: str, hint: str
+) -> None:
+    (problem,) = ENGINE.read(["--max-running-requests", text]).problems
+    assert ("write it out" in problem.detail) == bool(hint)
+    assert hint in problem.detail
+
+
 def test_flags_that_turn_off_what_is_on_are_read() -> None:
     reading = ENGINE.read(["--no-dllm-fdfo", "--cuda-graph-bs-decode", "1", "8"])
     assert reading.values == {"dllm-fdfo": False, "cuda-graph-bs-decode": (1, 8)}

@@ -193,6 +193,11 @@ def _read_number(text: str, flag: Flag, release: ReleaseFlags) -> float | None:
         return int(text)
     if not flag.suffixed:
         return None
+    return _expand(text, release)
+
+
+def _expand(text: str, release: ReleaseFlags) -> int | None:
+    """Return what a number with a suffix means to this engine; None if it is not of that form."""
     return _expand_iec(text) if release.dialect.iec_suffixes else expand_suffix(text)
 
 
@@ -219,8 +224,8 @@ def _expand_iec(text: str) -> int | None:
 
 
 def _explain_number(text: str, flag: Flag, release: ReleaseFlags) -> str:
-    if expand_suffix(text.strip()) is not None:
-        return f"write it out: {expand_suffix(text.strip())}"
+    if meant := _expand(text.strip(), release) or expand_suffix(text.strip()):
+        return f"write it out: {meant}"
     bare = text.strip().replace(",", "").replace("_", "").replace("'", "")
     if bare != text.strip() and _INTEGER.fullmatch(bare):
         return f"write {bare}"
