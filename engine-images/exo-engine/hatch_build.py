@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,11 @@ class KernelsHook(BuildHookInterface):
             return
         try:
             _compile(compiler, package / "csrc", target)
-        except subprocess.CalledProcessError as exc:
+        except (subprocess.CalledProcessError, OSError) as exc:
+            said = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else exc
             self.app.display_warning(
-                f"{compiler} cannot compile the CPU kernels, so the engine will compute with "
-                f"PyTorch alone:\n{exc.stderr}"
+                f"{shlex.join(compiler)} cannot compile the CPU kernels, so the engine will compute with "
+                f"PyTorch alone:\n{said}"
             )
             return
         build_data["artifacts"].append(f"/{target.relative_to(self.root)}")
@@ -66,12 +68,15 @@ class KernelsHook(BuildHookInterface):
         build_data["infer_tag"] = True
 
 
-def _find_compiler() -> str | None:
-    named = os.environ.get("CXX")
-    return named or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+def _find_compiler() -> list[str] | None:
+    """Return the words of the command: CXX may have more than a program, as `ccache g++` has."""
+    if named := os.environ.get("CXX", "").strip():
+        return shlex.split(named)
+    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    return None if found is None else [found]
 
 
-def _compile(compiler: str, sources: Path, target: Path) -> None:
+def _compile(compiler: Sequence[str], sources: Path, target: Path) -> None:
     paths: dict[str, Iterable[str]] = {"plain": (), **_PATHS.get(platform.machine(), {})}
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = {path: Path(directory, f"{path}.o") for path in (*paths, "threads", "library")}
@@ -79,21 +84,19 @@ def _compile(compiler: str, sources: Path, target: Path) -> None:
         def compile_path(path: str) -> bool:
             flags = (*paths[path], f"-DEXO_PATH={path}")
             source, is_needed = sources / "kernels.cpp", path == "plain"
-            return _run(compiler, *flags, "-c", source, "-o", objects[path], is_needed=is_needed)
+            return _run(*compiler, *flags, "-c", source, "-o", objects[path], is_needed=is_needed)
 
         has_path = dict(zip(paths, threads.map(compile_path, paths), strict=True))
         known = [path for path, is_known in has_path.items() if is_known]
         macros = [f"-DEXO_HAS_{path.upper()}" for path in known]
         for name in ("threads", "library"):
             source = sources / f"{name}.cpp"
-            _run(compiler, *macros, "-c", source, "-o", objects[name], is_needed=True)
+            _run(*compiler, *macros, "-c", source, "-o", objects[name], is_needed=True)
         parts = [objects[name] for name in (*known, "threads", "library")]
-        _run(compiler, *_LINK, *parts, "-o", target, is_needed=True)
+        _run(*compiler, *_LINK, *parts, "-o", target, is_needed=True)
 
 
 def _run(*command: str | Path, is_needed: bool = False) -> bool:
-    compiler, *arguments = map(str, command)
-    done = subprocess.run(
-        [compiler, *_FLAGS, *arguments], capture_output=True, text=True, check=is_needed
-    )
+    words = [*map(str, command), *_FLAGS]
+    done = subprocess.run(words, capture_output=True, text=True, check=is_needed)
     return done.returncode == 0

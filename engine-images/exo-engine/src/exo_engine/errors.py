@@ -111,3 +111,8 @@ class DuplicateRequest(RequestError):
 
 class InternalError(EngineError):
     """The engine broke one of its own promises; this is a bug."""
+
+
+def has_no_memory(error: BaseException) -> bool:
+    """Say whether Python, or PyTorch's allocator for a CPU, which has no error of its own for it, found no room."""
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)

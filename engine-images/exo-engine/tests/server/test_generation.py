@@ -93,9 +93,10 @@ async def test_refusal_of_the_core_is_an_error_of_that_request_only(tokenizer: T
     [
         (OutOfMemory("no room", hint="free some"), 71, "no room"),
         (MemoryError(), 71, "ran out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "ran out of memory"),
         (ZeroDivisionError("oops"), 70, "ZeroDivisionError: oops"),
     ],
-    ids=["ours", "python", "bug"],
+    ids=["ours", "python", "pytorch", "bug"],
 )
 async def test_failing_step_ends_everything_with_its_reason(
     tokenizer: Tokenizer, error: Exception, status: int, text: str

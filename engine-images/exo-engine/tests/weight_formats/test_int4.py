@@ -53,6 +53,20 @@ def test_weights_are_near(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("exponent", [-110, -60, 60, 100])
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_of_any_size_have_the_same_codes(name: str, exponent: int) -> None:
+    """Squares of numbers beyond 1e19 are no numbers of float32, and those of numbers below 1e-23 are 0."""
+    torch.manual_seed(0)
+    weight = torch.randn(5, 300) * torch.logspace(-1, 1, 5).unsqueeze(1)
+    weight[3] = 0.0
+    codes, scales = int4._quantize(weight, FORMS[name])
+    others, shifted = int4._quantize(torch.ldexp(weight, torch.tensor(exponent)), FORMS[name])
+    assert torch.equal(others, codes)
+    assert torch.equal(shifted, torch.ldexp(scales, torch.tensor(exponent)))
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("name", FORMS)
 def test_weights_of_sixteen_steps_stay_as_they_are(name: str) -> None:
     steps = torch.arange(-8.0, 8.0).repeat(3, 16)

@@ -37,7 +37,13 @@ from exo_engine.core.step import (
     unpack_frame,
     unpack_result,
 )
-from exo_engine.errors import EngineError, InternalError, InvalidSamplingParams, OutOfMemory
+from exo_engine.errors import (
+    EngineError,
+    InternalError,
+    InvalidSamplingParams,
+    OutOfMemory,
+    has_no_memory,
+)
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.kernels import compilations
 from exo_engine.process_end import leave
@@ -206,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except EngineError as exc:
             link.send("failed", [type(exc).__name__, exc.message, exc.hint, exc.exit_code])
             return exc.exit_code
-        except MemoryError:
+        except Exception as exc:
+            if not has_no_memory(exc):
+                raise
             link.send("failed", ["OutOfMemory", "a step ran out of memory", None, 71])
             return OutOfMemory.exit_code
     except ConnectionEnded:

@@ -25,7 +25,13 @@ from exo_engine.core.parent import die_with_parent
 from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
-from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestError
+from exo_engine.errors import (
+    EngineError,
+    InternalError,
+    OutOfMemory,
+    RequestError,
+    has_no_memory,
+)
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.models.pooling.spec import PoolingSpec
 from exo_engine.models.spec import DecoderSpec
@@ -224,7 +230,7 @@ def _report(link: FrameSocket, exc: Exception) -> int:
     if isinstance(exc, EngineError):
         status, message, hint = exc.exit_code, exc.message, exc.hint
         logger.debug("the core failed", exc_info=exc)
-    elif isinstance(exc, MemoryError):
+    elif has_no_memory(exc):
         status, message = OutOfMemory.exit_code, "the engine core ran out of memory"
         hint = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
     else:

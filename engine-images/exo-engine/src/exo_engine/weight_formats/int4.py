@@ -30,6 +30,10 @@ from exo_engine.weight_formats.base import (
 _MIDDLE = 8
 # Of the scale at which the number of the largest magnitude becomes -8.
 _CANDIDATES = (0.8, 0.87, 0.94, 1.0, 1.07, 8 / 7)
+_SQUARED_EXPONENT = 48
+"""Of the largest magnitude of a group, as a power of two: its square, and sums of such, are numbers of float32."""
+_LARGEST_SHIFT = 120
+"""2 to its power, and to minus it, are numbers of float32."""
 _SLAB_WEIGHTS = 2**20
 # While loading several copies of a slab are made.
 _LOADING_SLAB_WEIGHTS = 2**15
@@ -151,6 +155,11 @@ def _quantize(numbers: Tensor, group: int) -> tuple[Tensor, Tensor]:
     at = groups.abs().argmax(dim=2, keepdim=True)
     full = groups.gather(2, at) / -_MIDDLE
     check_finite(full)
+    # Powers of two change no code, and keep squares of numbers beyond 1e19 and below 1e-19 within float32.
+    exponents = torch.frexp(full)[1].clamp_(-_LARGEST_SHIFT, _LARGEST_SHIFT)
+    if bool((exponents.abs() > _SQUARED_EXPONENT).any()):
+        codes, scales = _quantize(torch.ldexp(groups, -exponents).flatten(1), group)
+        return codes[:, :num_columns], torch.ldexp(scales, exponents.squeeze(2))
     least, chosen = torch.full_like(full, torch.inf), torch.zeros_like(groups)
     for factor in _CANDIDATES:
         scales = full * factor
