@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.errors import UsageError
-from exo_inference.planner import find_gpu, find_model
-from exo_inference.planner.catalog_models import _further_models, load_models, read_entry
+from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner.catalog_models import (
+    _further_models,
+    load_models,
+    read_entry,
+)
+from exo_inference.planner.model.checkpoint import stored_bytes as bytes_of_files
 from exo_inference.planner.model.name_words import read_words
 from exo_inference.planner.model.requantize import stored_bytes, with_attention
 
@@ -129,9 +134,7 @@ def test_three_hundred_checkpoints_are_bundled_each_with_its_source() -> None:
         ("OpenGVLab/InternVL3-78B-hf", 78.4), ("mistral-community/pixtral-12b", 12.68),
     ],
 )  # fmt: skip
-def test_embedders_rankers_and_models_of_states_are_found_offline(
-    name: str, billions: float
-) -> None:
+def test_embedders_rankers_and_models_of_states_are_found_offline(name: str, billions: float) -> None:
     assert find_model(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
@@ -249,6 +252,31 @@ def test_a_name_of_another_kind_is_not_suggested(name: str) -> None:
     with pytest.raises(UsageError) as error:
         find_model(name)
     assert "Did you mean" not in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Qwen/Qwen3-8B-fp32", "float32"), ("me/Qwen3-8B-Float32", "float32"), ("me/Qwen3-8B-tuned-fp32", "float32"),
+        ("somebody/gpt-oss-20b-f32", "float32"),
+        ("me/Qwen3-8B-float16", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_the_type_in_a_name_is_that_of_the_stored_weights(name: str, dtype: str) -> None:
+    model = find_model(name)
+    assert (model.dtype, model.quantization) == (dtype, None)
+    assert bytes_of_files(model) == model.num_parameters * (4 if dtype == "float32" else 2)
+    loaded = plan(model, find_gpu("h100-sxm"), 1, EngineParameters()).weights_bytes_per_gpu
+    assert loaded == pytest.approx(model.num_parameters * 2, rel=0.01)  # vLLM halves float32
+
+
+def test_weights_that_a_name_says_are_in_float32_stay_so_where_the_engine_keeps_them() -> None:
+    flags = EngineParameters(engine="exo")
+    full, half = (
+        plan(find_model(name), find_gpu("h100-sxm"), 1, flags).weights_bytes_per_gpu
+        for name in ("me/Qwen3-8B-fp32", "Qwen/Qwen3-8B")
+    )
+    assert full == pytest.approx(2 * half, rel=0.01)
 
 
 @pytest.mark.parametrize("end", ["a-", "1.", "int", "-4bit"])
