@@ -77,8 +77,29 @@ def _further_models() -> Entries:
     return _read_entries("further_models.json")
 
 
+@cache
+def _unsized_models() -> Mapping[str, str]:
+    """Return the model type of known models that no family sizes, by the rest of their names."""
+    kinds: Mapping[str, Any] = _read_entries("unsized_models.json")
+    return {_words_in(name).rest: kind for kind, names in kinds.items() for name in names}
+
+
 def _words_in(name: str) -> NameWords:
     return read_words(re.sub(r"\s+", "-", name.rpartition("/")[2].lower()))
+
+
+def _check_can_size(name: str) -> None:
+    """Check that the name is none of a model that is known and cannot be sized.
+
+    Raises:
+        UsageError: it is one.
+    """
+    kind = _unsized_models().get(_words_in(name).rest)
+    if kind is not None:
+        raise UsageError(
+            f"the model {name!r} cannot be sized: its architecture {kind!r} is unknown here",
+            hint="Plan another model; docs/concepts/planning.md lists the architectures that are known.",
+        )
 
 
 @lru_cache(maxsize=1024)  # names are anybody's
@@ -86,7 +107,7 @@ def find_model(name: str) -> Architecture:
     """Return a model by its Hub name, with or without the organisation.
 
     Raises:
-        UsageError: the catalogue has neither this model nor one that it plainly derives from.
+        UsageError: the catalogue has neither this model nor one that it plainly derives from, or it cannot be sized.
     """
     known = _by_lower_name().get(name.strip().lower())
     if known is not None:
@@ -104,6 +125,7 @@ def find_model(name: str) -> Architecture:
             f"the model {name!r} is not in the bundled catalogue: a name has no control characters",
             hint="Write the name as the Hub does, ORGANISATION/NAME.",
         )
+    _check_can_size(name.strip())
     found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
     if found is not None:
         return found

@@ -8,10 +8,12 @@ from exo_inference.errors import UsageError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.catalog_models import (
     _further_models,
+    _unsized_models,
     load_models,
     read_entry,
 )
 from exo_inference.planner.model.checkpoint import stored_bytes as bytes_of_files
+from exo_inference.planner.model.families import FAMILIES
 from exo_inference.planner.model.name_words import read_words
 from exo_inference.planner.model.requantize import stored_bytes, with_attention
 
@@ -277,6 +279,32 @@ def test_weights_that_a_name_says_are_in_float32_stay_so_where_the_engine_keeps_
         for name in ("me/Qwen3-8B-fp32", "Qwen/Qwen3-8B")
     )
     assert full == pytest.approx(2 * half, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", "mllama"), ("RedHatAI/Llama-3.2-90B-Vision-Instruct-FP8-dynamic", "mllama"),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava_onevision"), ("zai-org/GLM-4.5V-FP8", "glm4v_moe"),
+        ("openbmb/MiniCPM-V-2_6", "minicpmv"),
+    ],
+)  # fmt: skip
+def test_a_known_model_that_cannot_be_sized_is_not_taken_for_another(
+    name: str, architecture: str
+) -> None:
+    with pytest.raises(
+        UsageError, match=f"cannot be sized: its architecture '{architecture}'"
+    ) as e:
+        find_model(name)
+    assert "Did you mean" not in (e.value.hint or "")
+
+
+def test_what_is_refused_by_name_has_no_family_and_is_not_bundled() -> None:
+    kinds = _unsized_models()
+    assert len(kinds) > 60
+    assert not FAMILIES.keys() & set(kinds.values())
+    bundled = {read_words(name.rpartition("/")[2].lower()).rest for name in _further_models()}
+    assert not kinds.keys() & bundled
 
 
 @pytest.mark.parametrize("end", ["a-", "1.", "int", "-4bit"])
