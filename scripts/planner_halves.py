@@ -20,7 +20,8 @@ SHARE = 0.7
 """Of models, and of GPUs, that are drawn: about half of all starts have both."""
 
 _GRADED = frozenset({
-    "iss-28228-kimi-linear-awq-3090x2", "qwen35-4b-24gb",
+    "iss-28228-kimi-linear-awq-3090x2", "log-qwen3-06b-2080ti", "log-qwen3-06b-2080ti-int8kv", "qwen35-4b-24gb",
+    "refused-dsv4pro-16xh800",
 })  # fmt: skip
 """Starts whose model or GPU came into the catalogue only after constants had been set: these are graded on them."""
 

@@ -112,7 +112,8 @@ def test_attention_of_llama_405b_in_fp8_stays_in_16_bit() -> None:
     "name",
     ["H20", "L20", "A16", "RTX 4060", "RTX 4060 Ti", "RTX 5070 Ti", "RTX 5080", "RX 7900 XT", "RX 7900 XTX",
      "RX 9070 XT", "MI355X", "B300", "GB300", "Jetson AGX Thor", "RTX PRO 4000 Blackwell", "RTX 4090 48GB", "H200 NVL",
-     "RTX PRO 6000 Blackwell Max-Q"],
+     "RTX PRO 6000 Blackwell Max-Q", "H800", "A2", "MI210", "MI250X", "Tesla P100-PCIE-16GB", "RTX 4070", "RTX 4070 Ti",
+     "RTX 4070 SUPER", "RTX 2080 Ti"],
 )  # fmt: skip
 def test_gpus_that_people_have_are_known(name: str) -> None:
     gpu = find_gpu(name)
