@@ -266,7 +266,7 @@ def test_a_name_of_another_kind_is_not_suggested(name: str) -> None:
     ("name", "dtype"),
     [
         ("Qwen/Qwen3-8B-fp32", "float32"), ("me/Qwen3-8B-Float32", "float32"), ("me/Qwen3-8B-tuned-fp32", "float32"),
-        ("somebody/gpt-oss-20b-f32", "float32"), ("bigcode/starcoder2-3b", "float32"), ("me/starcoder2-3b-bf16", "bfloat16"),
+        ("somebody/gpt-oss-20b-f32", "float32"), ("me/Qwen3-8B-F32-GGUF", "float32"), ("bigcode/starcoder2-3b", "float32"), ("me/starcoder2-3b-bf16", "bfloat16"),
         ("me/Qwen3-8B-float16", "bfloat16"),
     ],
 )  # fmt: skip

@@ -29,7 +29,8 @@ _8 = r"[-_.]?(int8|8[-_.]?bits?|w8a16)"
 
 _METHODS: tuple[tuple[str, str], ...] = (
     (r"[-_.](unquantized|dequantized)", PLAIN), (r"[-_.](nv)?fp4(a16)?", "nvfp4"), (r"[-_.]mxfp4(a16)?", "mxfp4"),
-    (r"[-_.]mxfp8", "mxfp8"), (rf"[-_.]({_MIX})([-_.]gguf)?", "gguf"), (rf"[-_.]({_WIDE})[-_.]gguf", "gguf"), (r"[-_.]qat", ""),
+    (r"[-_.]mxfp8", "mxfp8"), (rf"[-_.]({_MIX})([-_.]gguf)?", "gguf"), (rf"[-_.]({_WIDE})[-_.]gguf", "gguf"), (r"[-_.]f(p|loat)?32[-_.]gguf", FULL),
+    (r"[-_.]qat", ""),
     (rf"[-_.]awq({_4})?(?!{_8})", "awq"), (rf"[-_.]gptq{_8}|[-_.](int8|8bit)[-_.]gptq", "gptq-8bit"),
     (rf"[-_.]gptq({_4})?|[-_.](int4|4bit)[-_.]gptq", "gptq"), (r"[-_.]autoround", ""), (r"[-_.](int4|w4a16)", "w4a16"),
     (r"[-_.](bnb[-_.](8bit|int8)|8[-_.]?bits?|bnb8)", "bitsandbytes-8bit"), (r"[-_.](w8a8|int8)", "int8"),
