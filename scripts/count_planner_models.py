@@ -50,8 +50,8 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
             settings = transformers.CONFIG_MAPPING[kind](**fields)
             with torch.device("meta"):
                 model = model_class._from_config(settings)
-        except (AttributeError, KeyError, TypeError, ValueError):  # a class of another task
-            continue
+        except (AttributeError, ImportError, KeyError, TypeError, ValueError):
+            continue  # a class of another task, or one that wants a package that is not here
         yield sum(each.numel() for each in {id(p): p for p in model.parameters()}.values()) + _head(
             model, config
         )

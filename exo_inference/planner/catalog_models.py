@@ -18,7 +18,9 @@ from typing import Any
 from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
 from exo_inference.planner.model.name_words import (
+    FULL,
     PLAIN,
+    UNQUANTIZED,
     NameWords,
     distance,
     has_same_kind,
@@ -75,12 +77,37 @@ def _further_models() -> Entries:
     return _read_entries("further_models.json")
 
 
+@cache
+def _unsized_models() -> Mapping[str, str]:
+    """Return the model type of known models that no family sizes, by the rest of their names."""
+    kinds: Mapping[str, Any] = _read_entries("unsized_models.json")
+    return {_words_in(name).rest: kind for kind, names in kinds.items() for name in names}
+
+
+def _words_in(name: str) -> NameWords:
+    return read_words(re.sub(r"\s+", "-", name.rpartition("/")[2].lower()))
+
+
+def _check_can_size(name: str) -> None:
+    """Check that the name is none of a model that is known and cannot be sized.
+
+    Raises:
+        UsageError: it is one.
+    """
+    kind = _unsized_models().get(_words_in(name).rest)
+    if kind is not None:
+        raise UsageError(
+            f"the model {name!r} cannot be sized: its architecture {kind!r} is unknown here",
+            hint="Plan another model; docs/concepts/planning.md lists the architectures that are known.",
+        )
+
+
 @lru_cache(maxsize=1024)  # names are anybody's
 def find_model(name: str) -> Architecture:
     """Return a model by its Hub name, with or without the organisation.
 
     Raises:
-        UsageError: the catalogue has neither this model nor one that it plainly derives from.
+        UsageError: the catalogue has neither this model nor one that it plainly derives from, or it cannot be sized.
     """
     known = _by_lower_name().get(name.strip().lower())
     if known is not None:
@@ -98,6 +125,7 @@ def find_model(name: str) -> Architecture:
             f"the model {name!r} is not in the bundled catalogue: a name has no control characters",
             hint="Write the name as the Hub does, ORGANISATION/NAME.",
         )
+    _check_can_size(name.strip())
     found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
     if found is not None:
         return found
@@ -137,7 +165,7 @@ def _check_sized(name: str, words: NameWords) -> None:
         UsageError: it is not.
     """
     owner = name.lower().rpartition("/")[0]
-    is_mlx = "mlx" in owner and words.method not in ("", PLAIN)
+    is_mlx = "mlx" in owner and words.method not in ("", *UNQUANTIZED)
     unsized = words.unsized or ("mlx" if is_mlx else "")
     if unsized:
         raise UsageError(
@@ -216,7 +244,7 @@ def _shape(model: Architecture) -> tuple[int, ...]:
 def _bare_name(name: str) -> str:
     """Return a model's name without its organisation and quantization, for comparing."""
     short = strip_quantization(name.rpartition("/")[2].lower())
-    return short.removesuffix("-hf").removesuffix("-bf16")
+    return short.removesuffix("-hf").removesuffix("-bf16").removesuffix("-fp32")
 
 
 @cache
@@ -322,8 +350,8 @@ def _check_fine_tune(name: str, base: str, extra: str) -> None:
 def _has_method(model: Architecture, method: str) -> bool:
     """Whether the model's own files are in what the name says already."""
     own = model.quantization
-    if own is None or method == PLAIN:
-        return own is None and method == PLAIN
+    if own is None or method in UNQUANTIZED:
+        return own is None and method == (FULL if model.dtype == "float32" else PLAIN)
     wanted = quantization_named(method)
     return own.default.name.partition("-")[0] == wanted.default.name.partition("-")[0]
 
@@ -345,8 +373,7 @@ def _sized_names() -> Mapping[str, str]:
 
 def _derive(name: str) -> Architecture | None:
     """Return the bundled model that the name adds a quantization to, in that quantization."""
-    short = re.sub(r"\s+", "-", name.rpartition("/")[2].lower())
-    words = read_words(short)
+    words = _words_in(name)
     method = words.method
     known = _by_lower_name()
     base = next((known[each] for each in _variants(words.rest) if each in known), None)
@@ -377,8 +404,9 @@ def _in_usual_form(model: Architecture, method: str) -> Architecture:
     In 4-bit floats the attention of models with state layers is taken to be in 8 bit, as in NVIDIA's own files of
     Qwen3.6 (hf_quant_config.json in the catalogue). Others keep all of it in 16 bit, or none.
     """
-    if method == PLAIN:
-        return without_quantization(model)
+    if method in UNQUANTIZED:
+        dtype = "float32" if method == FULL else model.dtype.replace("float32", "bfloat16")
+        return replace(without_quantization(model), dtype=dtype)
     found = with_quantization(model, method)
     if method != "nvfp4" or not _has_states(model):
         return found
@@ -391,7 +419,8 @@ def _in_usual_form(model: Architecture, method: str) -> Architecture:
 _IN_WORDS = {
     "gptq-8bit": "gptq in 8 bit, in groups of 128,",
     "bitsandbytes-8bit": "bitsandbytes in 8 bit",
-    PLAIN: "nothing quantized",
+    PLAIN: "16 bit",
+    FULL: "float32",
 }
 
 
@@ -415,6 +444,6 @@ def _derived_error(model: Architecture, method: str) -> float:
         and model.vision is None
         and method not in ("nvfp4", "mxfp4", "bitsandbytes", "bitsandbytes-8bit")
     )
-    if method == PLAIN:
+    if method in UNQUANTIZED:
         return 0.01
     return 0.02 if is_plain and not _has_states(model) else 0.1

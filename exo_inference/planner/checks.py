@@ -210,9 +210,17 @@ def _least_capability(form: WeightFormat, method: str, rules: EngineRules) -> fl
     return form.min_capability
 
 
+_LEAST = 7.0
+"""Oldest GPUs of vLLM (its installation page: "compute capability 7.0 or higher") and of Triton, which exo-engine's kernels
+are compiled by."""
+
+
 def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:
-    problems = []
+    problems: list[Problem] = []
     rules, capability = parameters.rules, gpu.capability
+    if capability is not None and capability < _LEAST:
+        detail = f"{rules.title} needs compute capability {_LEAST}, {gpu.name} has {capability}"
+        problems.append(Problem("gpu-type", detail))
     if capability is not None and model.quantization is not None:
         for form in model.quantization.formats():
             least = _least_capability(form, model.quantization.method, rules)

@@ -130,3 +130,11 @@ def test_other_scalings_allow_no_more_than_what_they_come_to(scaling: dict[str, 
     assert plan(model, gpu, 1, EngineParameters(max_model_len=16384)).problems == ()
     (problem,) = plan(model, gpu, 1, EngineParameters(max_model_len=16385)).problems
     assert "the model allows 16384" in problem.detail
+
+
+@pytest.mark.parametrize(("engine", "title"), [("vllm", "vLLM"), ("exo", "exo-engine")])
+def test_a_gpu_before_volta_is_refused(engine: str, title: str) -> None:
+    flags = EngineParameters(engine=engine, max_model_len=4096)
+    found = plan(find_model("Qwen/Qwen3-0.6B"), find_gpu("P100"), 1, flags)
+    assert found.verdict == Verdict.REFUSED
+    assert f"{title} needs compute capability 7.0, NVIDIA Tesla P100" in found.problems[0].detail

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.errors import UsageError
-from exo_inference.planner import find_gpu, find_model
-from exo_inference.planner.catalog_models import _further_models, load_models, read_entry
+from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner.catalog_models import (
+    _further_models,
+    _unsized_models,
+    load_models,
+    read_entry,
+)
+from exo_inference.planner.model.checkpoint import stored_bytes as bytes_of_files
+from exo_inference.planner.model.families import FAMILIES
 from exo_inference.planner.model.name_words import read_words
 from exo_inference.planner.model.requantize import stored_bytes, with_attention
 
@@ -105,7 +112,8 @@ def test_attention_of_llama_405b_in_fp8_stays_in_16_bit() -> None:
     "name",
     ["H20", "L20", "A16", "RTX 4060", "RTX 4060 Ti", "RTX 5070 Ti", "RTX 5080", "RX 7900 XT", "RX 7900 XTX",
      "RX 9070 XT", "MI355X", "B300", "GB300", "Jetson AGX Thor", "RTX PRO 4000 Blackwell", "RTX 4090 48GB", "H200 NVL",
-     "RTX PRO 6000 Blackwell Max-Q"],
+     "RTX PRO 6000 Blackwell Max-Q", "H800", "A2", "MI210", "MI250X", "Tesla P100-PCIE-16GB", "RTX 4070", "RTX 4070 Ti",
+     "RTX 4070 SUPER", "RTX 2080 Ti"],
 )  # fmt: skip
 def test_gpus_that_people_have_are_known(name: str) -> None:
     gpu = find_gpu(name)
@@ -127,11 +135,14 @@ def test_three_hundred_checkpoints_are_bundled_each_with_its_source() -> None:
         ("BAAI/bge-m3", 0.568), ("BAAI/bge-reranker-v2-m3", 0.568), ("intfloat/multilingual-e5-large", 0.560),
         ("state-spaces/mamba-2.8b-hf", 2.768), ("ai21labs/AI21-Jamba-Large-1.6", 398.6), ("google/flan-t5-xxl", 11.14),
         ("OpenGVLab/InternVL3-78B-hf", 78.4), ("mistral-community/pixtral-12b", 12.68),
+        ("openai/whisper-large-v3", 1.543), ("tencent/Hunyuan-A13B-Instruct", 80.39), ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
+        ("mistralai/Mistral-Large-Instruct-2411", 122.6), ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36.15),
+        ("google/gemma-7b-it", 8.538), ("microsoft/phi-2", 2.780), ("bigcode/starcoder2-15b", 15.96),
+        ("Qwen/Qwen2-VL-72B-Instruct", 73.41), ("CohereForAI/c4ai-command-r-plus", 103.8), ("THUDM/glm-4-9b-chat", 9.400),
+        ("nvidia/Llama-3.1-Nemotron-70B-Instruct-HF", 70.55), ("deepseek-ai/deepseek-moe-16b-base", 16.38),
     ],
 )  # fmt: skip
-def test_embedders_rankers_and_models_of_states_are_found_offline(
-    name: str, billions: float
-) -> None:
+def test_models_that_people_deploy_are_found_offline(name: str, billions: float) -> None:
     assert find_model(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
@@ -244,11 +255,62 @@ def test_another_owners_words_and_an_owners_dates_are_taken(name: str) -> None:
     assert find_model(name).cannot_size is None
 
 
-@pytest.mark.parametrize("name", ["openai/whisper", "openbmb/MiniCPM-V-2_6", "acme/foo-large-v2"])
+@pytest.mark.parametrize("name", ["openai/shap-e", "acme/bar-v2", "acme/foo-large-v2"])
 def test_a_name_of_another_kind_is_not_suggested(name: str) -> None:
     with pytest.raises(UsageError) as error:
         find_model(name)
     assert "Did you mean" not in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Qwen/Qwen3-8B-fp32", "float32"), ("me/Qwen3-8B-Float32", "float32"), ("me/Qwen3-8B-tuned-fp32", "float32"),
+        ("somebody/gpt-oss-20b-f32", "float32"), ("me/Qwen3-8B-F32-GGUF", "float32"), ("bigcode/starcoder2-3b", "float32"), ("me/starcoder2-3b-bf16", "bfloat16"),
+        ("me/Qwen3-8B-float16", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_the_type_in_a_name_is_that_of_the_stored_weights(name: str, dtype: str) -> None:
+    model = find_model(name)
+    assert (model.dtype, model.quantization) == (dtype, None)
+    assert bytes_of_files(model) == model.num_parameters * (4 if dtype == "float32" else 2)
+    loaded = plan(model, find_gpu("h100-sxm"), 1, EngineParameters()).weights_bytes_per_gpu
+    assert loaded == pytest.approx(model.num_parameters * 2, rel=0.01)  # vLLM halves float32
+
+
+def test_weights_that_a_name_says_are_in_float32_stay_so_where_the_engine_keeps_them() -> None:
+    flags = EngineParameters(engine="exo")
+    full, half = (
+        plan(find_model(name), find_gpu("h100-sxm"), 1, flags).weights_bytes_per_gpu
+        for name in ("me/Qwen3-8B-fp32", "Qwen/Qwen3-8B")
+    )
+    assert full == pytest.approx(2 * half, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", "mllama"), ("RedHatAI/Llama-3.2-90B-Vision-Instruct-FP8-dynamic", "mllama"),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava_onevision"), ("zai-org/GLM-4.5V-FP8", "glm4v_moe"),
+        ("openbmb/MiniCPM-V-2_6", "minicpmv"),
+    ],
+)  # fmt: skip
+def test_a_known_model_that_cannot_be_sized_is_not_taken_for_another(
+    name: str, architecture: str
+) -> None:
+    with pytest.raises(
+        UsageError, match=f"cannot be sized: its architecture '{architecture}'"
+    ) as e:
+        find_model(name)
+    assert "Did you mean" not in (e.value.hint or "")
+
+
+def test_what_is_refused_by_name_has_no_family_and_is_not_bundled() -> None:
+    kinds = _unsized_models()
+    assert len(kinds) > 60
+    assert not FAMILIES.keys() & set(kinds.values())
+    bundled = {read_words(name.rpartition("/")[2].lower()).rest for name in _further_models()}
+    assert not kinds.keys() & bundled
 
 
 @pytest.mark.parametrize("end", ["a-", "1.", "int", "-4bit"])

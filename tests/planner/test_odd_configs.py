@@ -33,6 +33,7 @@ MIXTRAL = {
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
+        ({**MIXTRAL, "num_experts_per_tok": [2, 3]}, "experts_per_token in config.json is [2, 3]"),
         ({**LLAMA, "torch_dtype": "float7"}, "float7"),
         ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads is 5"),
         ({**LLAMA, "num_key_value_heads": 64}, "num_key_value_heads is 64"),
@@ -46,8 +47,8 @@ MIXTRAL = {
         ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": -1}}, "rope_scaling.factor in config.json is -1, expected a number above 0"),
         ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": float("nan")}}, "rope_parameters.factor in config.json is nan, expected"),
     ],
-    ids=["dtype", "kv-heads-5", "kv-heads-64", "experts", "kv-heads-0", "width-0", "length-0", "length-list", "bits-0", "group-0",
-         "factor-negative", "factor-nan"],
+    ids=["experts-differ", "dtype", "kv-heads-5", "kv-heads-64", "experts", "kv-heads-0", "width-0", "length-0", "length-list", "bits-0",
+         "group-0", "factor-negative", "factor-nan"],
 )  # fmt: skip
 def test_what_cannot_be_is_not_sized(config: dict[str, Any], reason: str) -> None:
     model = read_architecture(config, name="odd")

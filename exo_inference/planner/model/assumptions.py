@@ -38,6 +38,7 @@ _CLASSES = {
     "rw": "falcon",
     "deepseekv3": "kimik2",
     "hunyuandensev1": "hunyuanv1dense",
+    "hunyuanmoev1": "hunyuanv1moe",
     "moonshotkimia": "kimiaudio",
 }
 """Classes that serve a model_type of another name."""

@@ -14,8 +14,11 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_key_value_heads": (
+        "num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups", "multi_query_group_num",
+    ),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
     "max_position_embeddings": (
         "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
         "max_sequence_length", "max_seq_length", "seq_len",
@@ -25,7 +28,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
         "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts",
         "experts_per_token", "moe_k",
     ),
-    "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
     "first_k_dense_replace": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
@@ -83,12 +86,14 @@ class ConfigFields:
         return None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number that is not negative.
+        """Return a whole number that is not negative; of a list that says the same for each layer, that.
 
         Raises:
             FieldProblem: it is missing without a default, or not such a number.
         """
         value = self.get(name)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
         if value is None:
             if default is None:
                 raise FieldProblem(f"config.json has no {name}")

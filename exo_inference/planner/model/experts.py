@@ -42,9 +42,12 @@ def read_moe(fields: ConfigFields, family: Family) -> MoeShape | None:
 
 
 def _expert_widths(fields: ConfigFields) -> list[int]:
-    """Return the widths of the sets of routed experts: where there are two, of texts and of images (ERNIE 4.5 VL)."""
+    """Return the widths of the sets of routed experts: where there are two, of texts and of images (ERNIE 4.5 VL).
+
+    A longer list has the width of each layer (Hunyuan), which has to be the same.
+    """
     given = fields.get("moe_intermediate_size")
-    if isinstance(given, list) and given:
+    if isinstance(given, list) and 0 < len(given) <= 2:
         return [whole_number("moe_intermediate_size", each) for each in given[:2]]
     return [fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 0))]
 

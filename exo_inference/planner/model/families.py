@@ -213,7 +213,7 @@ FAMILIES: Mapping[str, Family] = {
     "mpt": Family(
         qkv_bias=False, o_bias=False, gated_mlp=False, ties_by_default=True, rope_caches=0, mlp_multiple=4
     ),
-    "dots1": _QWEN3, "hunyuan_v1_dense": _QWEN3, "granitemoeshared": Family(shared_width_field="shared_intermediate_size"),
+    "dots1": _QWEN3, "hunyuan_v1_dense": _QWEN3, "hunyuan_v1_moe": _QWEN3, "granitemoeshared": Family(shared_width_field="shared_intermediate_size"),
     "lfm2": Family(
         qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False, others_are="conv",
         rounds_mlp_width=True,
@@ -232,6 +232,7 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False, others_are="conv",
     ),
     "mellum": Family(qk_norm="head", rope_caches=2), "hyperclovax": Family(norms=4), "solar": _LLAMA, "bailing_moe": _LLAMA,
+    "bailing_moe_v2": Family(qk_norm="head", corrects_experts=True), "deepseek": _LLAMA, "chatglm": Family(qkv_bias=True, o_bias=False),
     "muse_glimmer": _MUSE_GLIMMER, "muse_glimmer_text": _MUSE_GLIMMER, "aria": _LLAMA, "aria_text": _LLAMA,
     "vaultgemma": Family(ties_by_default=True, default_head_dim=256, full_every=2),
     "step3p5": Family(qk_norm="head", gates_heads=True), "paddleocr_vl": Family(ties_by_default=True),

@@ -15,6 +15,11 @@ from exo_inference.planner.model.quantization import GGUF_BITS
 PLAIN = "16-bit"
 """Of a name that says that nothing is quantized, whatever the model's own files are."""
 
+FULL = "32-bit"
+"""Of a name that says that the weights are stored in float32."""
+
+UNQUANTIZED = (PLAIN, FULL)
+
 _MIXES = {**{mix.lower(): mix for mix in GGUF_BITS}, "fp16": "F16"}
 _WIDE = "|".join(mix for mix in _MIXES if "16" in mix)
 """Types of GGUF that say so only before that word: of other files they say that nothing is quantized."""
@@ -24,7 +29,8 @@ _8 = r"[-_.]?(int8|8[-_.]?bits?|w8a16)"
 
 _METHODS: tuple[tuple[str, str], ...] = (
     (r"[-_.](unquantized|dequantized)", PLAIN), (r"[-_.](nv)?fp4(a16)?", "nvfp4"), (r"[-_.]mxfp4(a16)?", "mxfp4"),
-    (r"[-_.]mxfp8", "mxfp8"), (rf"[-_.]({_MIX})([-_.]gguf)?", "gguf"), (rf"[-_.]({_WIDE})[-_.]gguf", "gguf"), (r"[-_.]qat", ""),
+    (r"[-_.]mxfp8", "mxfp8"), (rf"[-_.]({_MIX})([-_.]gguf)?", "gguf"), (rf"[-_.]({_WIDE})[-_.]gguf", "gguf"), (r"[-_.]f(p|loat)?32[-_.]gguf", FULL),
+    (r"[-_.]qat", ""),
     (rf"[-_.]awq({_4})?(?!{_8})", "awq"), (rf"[-_.]gptq{_8}|[-_.](int8|8bit)[-_.]gptq", "gptq-8bit"),
     (rf"[-_.]gptq({_4})?|[-_.](int4|4bit)[-_.]gptq", "gptq"), (r"[-_.]autoround", ""), (r"[-_.](int4|w4a16)", "w4a16"),
     (r"[-_.](bnb[-_.](8bit|int8)|8[-_.]?bits?|bnb8)", "bitsandbytes-8bit"), (r"[-_.](w8a8|int8)", "int8"),
@@ -34,7 +40,8 @@ _METHODS: tuple[tuple[str, str], ...] = (
 """Words and the method that they say, the first that is found; an empty one says none by itself."""
 
 _END = r"(?=$|[-_.])"
-_PLAIN_WORD = re.compile(r"[-_.](bf16|fp16|f16)" + _END)
+_TYPE_WORD = re.compile(r"[-_.](?:b?f(?:p|loat)?(?P<bits>16|32))" + _END)
+"""The type of weights that are not quantized: `bf16`, `fp16`, `f16`, `bfloat16`, `float16`, and the same in 32 bits."""
 _ALONE = re.compile(r"[-_.](quantized|autoround|qat)" + _END)
 _UNSIZED = re.compile(
     r"(?:^|[-_.])(\d+(?:\.\d+)?[-_.]?(?:bits?|bpw)|exl[23]|hqq|mlx|w\d+a(?:fp)?\d+|int[1-8]|fp[3-8]|g(?!128)\d{2,4}|(?!128)\d{2,4}g|"
@@ -53,7 +60,7 @@ class NameWords:
 
     Attributes:
         rest: the name without what it says of a quantization.
-        method: as `quantization_named` takes it, `PLAIN`, or empty where the name says nothing.
+        method: as `quantization_named` takes it, `PLAIN`, `FULL`, or empty where the name says nothing.
         unsized: a word for a quantization whose size the name does not tell; empty: none.
     """
 
@@ -72,12 +79,12 @@ def read_words(short: str) -> NameWords:
         if match is not None:
             method = method or (_MIXES[match[1]] if said == "gguf" else said)
             rest = re.sub(f"(?:{pattern}){_END}", "", rest)
-    plain = _PLAIN_WORD.search(rest)
+    plain = _TYPE_WORD.search(rest)
     if plain is not None:
         rest = rest[: plain.start()] + rest[plain.end() :]
-        method = method or PLAIN
+        method = method or (FULL if plain["bits"] == "32" else PLAIN)
     unsized = _UNSIZED.search(rest)
-    if unsized is not None and method != PLAIN:
+    if unsized is not None and method not in UNQUANTIZED:
         rest = rest[: unsized.start()] + rest[unsized.end() :]
         word = unsized[1]
         return NameWords(
