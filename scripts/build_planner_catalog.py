@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,11 @@ WITH_AUDIO = {"google/gemma-4-E2B-it": 5104297504, "google/gemma-4-E4B-it": 7941
 REPORTED_SOURCE = "totals printed by vLLM in real logs (collected in vllm-memory.md §1)"
 
 
+def told(source: str) -> str:
+    """Return a source without the number under which whoever collected the facts has kept its text."""
+    return re.sub(r" ?\(?\b\w+ id \d{6,}\)?", "", source).strip()
+
+
 def reduce_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that the planner reads, in the same structure."""
     kept = {key: value for key, value in config.items() if key in KEEP and value is not None}
@@ -334,7 +340,7 @@ def model_entry(name: str, model: dict[str, Any]) -> dict[str, Any]:
     for field in ("quantization_config", "tie_word_embeddings"):
         if config.get(field) is None and model.get(field) is not None:
             config[field] = model[field]
-    entry: dict[str, Any] = {"config": reduce_config(config), "source": model["sources"][0]}
+    entry: dict[str, Any] = {"config": reduce_config(config), "source": told(model["sources"][0])}
     hf_quant = model.get("hf_quant_config")
     if hf_quant:
         entry["hf_quant_config"] = hf_quant
@@ -398,7 +404,7 @@ def gpu_entry(key: str, gpu: dict[str, Any], exoscale: dict[str, Any]) -> dict[s
             sizes = {size["gpus"]: size["usd_hour"] for size in offer["sizes"].values()}
             entry["family"] = {
                 "name": family, "zones": offer["zones"], "usd_hour": sizes,
-                "source": offer.get("price_source") or offer.get("zone_source"),
+                "source": told(offer.get("price_source") or offer.get("zone_source")),
             }  # fmt: skip
     return entry
 
