@@ -11,6 +11,7 @@ from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.kernels import PLAIN_LOOPS, ProcessorKernels
 
 if TYPE_CHECKING:
+    from exo_inference.planner.model.architecture import Architecture
     from exo_inference.planner.resolved_setting import Setting
 
 _SLOWEST = "tokens come several times slower, most of all with --quantization, and how fast is not estimated"
@@ -132,11 +133,35 @@ def _find(setting: Setting, kernels: ProcessorKernels) -> Iterator[Lack]:
         why = f"{own} multiply no weights of --quantization={asked}"
         step = "set --quantization=int8 or int4, or leave --quantization out"
         yield Lack("layers", why, step, ("quantization", "int8"))
+    elif (lack := _lack_of_size(setting.model, kernels, own, is_plain=not asked)) is not None:
+        yield lack
     if (part := kernels.by_torch.get(setting.model.model_type)) is not None:
         why = f"PyTorch computes {part.what} of {setting.model.model_type} models on a CPU"
         yield Lack("layers", why, most_times=part.most_times)
     if any(layer.kv is not None for layer, _ in setting.model.layer_counts):
         yield from _find_of_attention(setting, kernels, own)
+
+
+def _lack_of_size(
+    model: Architecture, kernels: ProcessorKernels, own: str, *, is_plain: bool
+) -> Lack | None:
+    """Return what is lacking for the number of inputs of plain weights, as those of routers always are."""
+    weights = [each for layer, _ in model.layer_counts for each in layer.weights]
+    routers = {each.in_features for each in weights if each.part == "router"} - {1}
+    sizes = {"routers of experts": routers}
+    if is_plain:
+        inner = {each.in_features for each in weights} - {1, model.hidden_size}
+        sizes = {"embedding and head": {model.hidden_size}, "matrices": inner, **sizes}
+    multiple = kernels.input_multiple
+    odd = {name: sorted(size for size in found if size % multiple) for name, found in sizes.items()}
+    names = [f"{name} of {' and '.join(map(str, found))}" for name, found in odd.items() if found]
+    if not names:
+        return None
+    which = f"a multiple of {multiple} inputs, this model has {', '.join(names)}"
+    why = f"{own} multiply plain weights of {which}"
+    if odd["routers of experts"]:  # plain in any format
+        return Lack("layers", why)
+    return Lack("layers", why, "set --quantization=int8", ("quantization", "int8"))
 
 
 def _find_of_attention(setting: Setting, kernels: ProcessorKernels, own: str) -> Iterator[Lack]:
