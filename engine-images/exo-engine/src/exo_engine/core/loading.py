@@ -30,6 +30,7 @@ from exo_engine.core.memory import (
     block_demand,
     cache_plan,
     capacity_tokens,
+    check_asked_cache,
     check_weights_fit,
     choose_num_blocks,
     fit_model_len,
@@ -46,8 +47,7 @@ from exo_engine.errors import ConfigurationError, OutOfMemory
 from exo_engine.kernels import compilations
 from exo_engine.kernels.library import kernels_for
 from exo_engine.kernels.processor import is_fast_in_bfloat16
-from exo_engine.layers import Context
-from exo_engine.layers.embedding import make_head
+from exo_engine.layers import Context, make_head
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
@@ -135,6 +135,7 @@ def _load_on_device(
     *,
     was_length_asked: bool,
 ) -> LoadedCore:
+    check_asked_cache(spec, settings, was_length_asked=was_length_asked)
     at_start = read_device_memory(settings.device)
     if settings.device == "cpu" and (
         settings.batch_invariant or settings.attention_backend == "cpu"
