@@ -17,6 +17,7 @@ from exo_inference.planner.changes import (
     Change,
     Wanted,
     lacks_states,
+    names_flags,
     round_length,
     single_changes,
 )
@@ -32,8 +33,8 @@ class Advice:
     """One way to make it fit.
 
     Attributes:
-        kinds: what changes (`max-model-len`, `kv-cache-dtype`, `quantization`, `checkpoint`, `gpu-count`,
-            `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`).
+        kinds: what changes (`flags`, which are those that a refusal names, `max-model-len`, `kv-cache-dtype`,
+            `quantization`, `checkpoint`, `gpu-count`, `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`).
         flags: to be pasted: the engine's flags that change, instead of those of the same name.
         options: to be pasted: the deployment's options that change (`--gpu-type`, `--gpu-count`,
             `--model-name`).
@@ -89,7 +90,7 @@ def advise(
         return ()
     others = families() if other_gpus is None else other_gpus
     candidates = _by_cost(list(single_changes(wanted, before, others)))
-    if lacks_states(before):  # which flags alone mend
+    if lacks_states(before) or names_flags(before):  # which flags alone mend
         candidates.sort(key=lambda changes: bool(_kinds(changes) & _OTHER_THAN_FLAGS))
     sure = _found(wanted, before, candidates, limit, Verdict.FITS)
     return sure or _found(wanted, before, candidates, limit, Verdict.TIGHT)

@@ -75,6 +75,7 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
         yield from _checkpoint_changes(wanted)
         yield from _family_changes(wanted, before, others)
         return
+    yield from _flag_changes(wanted, before)
     yield from _state_changes(wanted, before)
     yield from _length_changes(wanted, before)
     yield from _overhead_changes(wanted, before)
@@ -105,6 +106,27 @@ def round_count(number: int) -> int:
         return power
     step = 16 if number >= 128 else 1
     return number // step * step
+
+
+def _flag_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    """Set the flags that refusals name, for all refusals at once: what is set beside a refused flag, or that flag itself."""
+    ways = [each.ways for each in before.problems if each.refuses and each.ways]
+    beside, itself = (dict(each[end] for each in ways) for end in (0, -1))
+    for settings in (beside, itself):
+        is_more = settings is beside and itself.items() <= beside.items()
+        if not settings or is_more:
+            continue
+        parameters = wanted.parameters.with_values(settings)
+        kept = set(wanted.parameters.format())
+        effect = " ".join(each for each in parameters.format() if each not in kept)
+        if not settings.get("batch_invariant", True):
+            effect += ": the bits of an answer may depend on what is computed beside it"
+        quality = SLIGHTLY if settings.keys() & _LESS_EXACT else UNCHANGED
+        cost = 0.3 + 0.1 * (settings is itself)
+        yield Change("flags", cost, effect, replace(wanted, parameters=parameters), quality)
+
+
+_LESS_EXACT = frozenset({"dtype", "quantization", "kv_cache_dtype"})
 
 
 def _state_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
@@ -201,6 +223,11 @@ def _share_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 def lacks_states(before: Plan) -> bool:
     """Whether some requests of a step have no block for their states."""
     return any(each.code == state_blocks.CODE for each in before.problems)
+
+
+def names_flags(before: Plan) -> bool:
+    """Whether a refusal names the flags that mend it."""
+    return any(each.refuses and each.ways for each in before.problems)
 
 
 def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from exo_inference.errors import UsageError
@@ -142,6 +142,18 @@ class EngineParameters:
                 flags.append(f"--{name}={_written(value)}")
         return [*flags, *self.others]
 
+    def with_values(self, values: Mapping[str, str | int | bool]) -> EngineParameters:
+        """Return them with settings and such flags as are in `others` and are fields all the same, by field."""
+        others = list(self.others)
+        for name in sorted(values.keys() - set(SETTINGS)):
+            flag, value = f"--{name.replace('_', '-')}", values[name]
+            others = _without(others, flag, takes_value=not isinstance(value, bool))
+            if isinstance(value, bool):
+                others.append(flag if value else flag.replace("--", "--no-", 1))
+            else:
+                others.append(f"{flag}={value}")
+        return replace(self, **values, others=tuple(others))  # type: ignore[arg-type]
+
     @property
     def speculative(self) -> Mapping[str, Any]:
         """The speculative decoding settings, empty where there are none."""
@@ -169,6 +181,19 @@ def _records_full_graphs(values: Mapping[str, Any]) -> bool:
     if mode is not None:
         return "FULL" in str(mode).upper()
     return values.get("optimization_level", 2) not in (0, 1)
+
+
+def _without(words: list[str], flag: str, *, takes_value: bool) -> list[str]:
+    """Return an argument vector without a flag, however it is spelled."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        name, has_equals, _ = word.replace("_", "-").partition("=")
+        is_flag = name in (flag, flag.replace("--", "--no-", 1))
+        if not is_flag and not is_value:
+            kept.append(word)
+        is_value = is_flag and takes_value and not has_equals
+    return kept
 
 
 def _written(value: object) -> str:

@@ -16,9 +16,12 @@ class Problem:
         code: stable, for programs (`memory`, `tensor-parallel`, `unknown-model`, …).
         refuses: whether the engine would not start because of it.
         says_step: whether `detail` ends with what to set instead, so that no other way out is needed.
+        ways: flags that mend it, each of them alone, in the order in which `detail` has them: the names of parameters, and
+            what they are to be.
     """
 
     code: str
     detail: str
     refuses: bool = True
     says_step: bool = False
+    ways: tuple[tuple[str, str | int | bool], ...] = ()

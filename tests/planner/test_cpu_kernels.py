@@ -61,8 +61,27 @@ def problems(found: Plan) -> list[str]:
     return [each.detail for each in found.problems]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_families_are_known_as_the_engine_computes_them(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes", "weights"),
+    [
+        *((family, {}, "plain") for family in sorted(FAMILIES)),
+        *(
+            (family, changes, weights)
+            for family, changes in (
+                ("llama", {"hidden_size": 101}),
+                ("qwen3", {"hidden_size": 101, "tie_word_embeddings": False}),
+                ("qwen2", {"intermediate_size": 333}),
+                ("qwen3_moe", {"moe_intermediate_size": 33}),
+                ("qwen3_moe", {"intermediate_size": 333}),
+                ("qwen3_moe", {"hidden_size": 101}),
+            )
+            for weights in ("plain", "int8", "int4")
+        ),
+    ],
+)
+def test_models_are_known_as_the_engine_computes_them(
+    family: str, changes: dict[str, object], weights: str, tmp_path: Path
+) -> None:
     import json
 
     torch = pytest.importorskip("torch")
@@ -73,22 +92,29 @@ def test_families_are_known_as_the_engine_computes_them(family: str, tmp_path: P
     device = torch.device("cpu")
     if library.kernels_for(torch.bfloat16, device) is None:
         pytest.skip("the engine's kernels are not compiled here")
-    (tmp_path / "config.json").write_text(json.dumps(config(family)))
+    (tmp_path / "config.json").write_text(json.dumps(config(family, **changes)))
     spec = config_file.read_spec(tmp_path)
-    model = decoder.Decoder(spec, dtype=torch.bfloat16, device=device)
+    model = decoder.Decoder(spec, dtype=torch.bfloat16, device=device, weight_format=weights)
     for layer in model.weighted_layers:
         layer.finish()
-    kernels = rules_for("exo", "").kernels
-    assert kernels is not None
-    assert model.is_computed_by_kernels == (family not in kernels.by_torch)
-    assert (family in WHOLE) == model.is_computed_by_kernels
+    flags = ["--batch-invariant", *([] if weights == "plain" else [f"--quantization={weights}"])]
+    is_refused = planned(family, *flags, **changes).verdict is Verdict.REFUSED
+    is_whole = model.is_computed_by_kernels and model.head.is_computed_by_kernels
+    assert is_whole != is_refused
+    if not changes:
+        assert is_whole == (family in WHOLE)
     # What the engine says before it has layers, so that nobody waits for weights that are then refused.
     config_module, loading = (
         pytest.importorskip(f"exo_engine.{name}") for name in ("config", "core.loading")
     )
-    asked = config_module.EngineConfig(tmp_path, device="cpu", dtype="bfloat16")
+    asked = config_module.EngineConfig(
+        tmp_path,
+        device="cpu",
+        dtype="bfloat16",
+        quantization=None if weights == "plain" else weights,
+    )
     settings = config_module.resolve(asked, config_file.limits_of(spec), has_cuda=False)
-    assert bool(loading._by_pytorch(spec, settings)) == (family in kernels.by_torch)
+    assert bool(loading._by_pytorch(spec, settings)) == is_refused
 
 
 def test_a_cache_that_the_kernels_read_is_advised() -> None:
@@ -179,6 +205,22 @@ def test_heads_that_the_kernels_do_not_read_are_told() -> None:
         "heads of a multiple of 16 numbers and of 256 at most, this model has heads of 40"
         in (found.notes[0])
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "told"),
+    [
+        ("qwen3", {"hidden_size": 101}, "embedding and head of 101; set --quantization=int8, or leave"),
+        ("qwen2", {"intermediate_size": 333}, "matrices of 333; set --quantization=int8, or leave"),
+        ("qwen3_moe", {"hidden_size": 101}, "embedding and head of 101, routers of experts of 101; leave"),
+    ],
+)  # fmt: skip
+def test_odd_sizes_that_the_kernels_do_not_multiply_are_told(
+    family: str, changes: dict[str, object], told: str
+) -> None:
+    assert planned(family, **changes).speed is None
+    [problem] = problems(planned(family, "--batch-invariant", **changes))
+    assert f"multiply plain weights of a multiple of 2 inputs, this model has {told}" in problem
 
 
 @pytest.mark.parametrize(

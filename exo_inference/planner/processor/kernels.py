@@ -31,6 +31,7 @@ class ProcessorKernels:
         dtype: the number type of activations.
         quantizations: values of --quantization.
         cache_types: values of --kv-cache-dtype.
+        input_multiple: plain weights have a multiple of so many inputs.
         backend: the value of --attention-backend that asks for them; without the flag they are taken where they can be.
         other_backends: its values that take no kernels and start on a processor all the same.
         head_multiple, longest_head: heads have a multiple of so many numbers, and so many at most.
@@ -41,6 +42,7 @@ class ProcessorKernels:
     dtype: str
     quantizations: frozenset[str]
     cache_types: frozenset[str]
+    input_multiple: int
     backend: str
     other_backends: frozenset[str]
     head_multiple: int

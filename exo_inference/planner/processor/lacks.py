@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,10 +11,17 @@ from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.kernels import PLAIN_LOOPS, ProcessorKernels
 
 if TYPE_CHECKING:
+    from exo_inference.planner.model.architecture import Architecture
     from exo_inference.planner.resolved_setting import Setting
 
 _SLOWEST = "tokens come several times slower, most of all with --quantization, and how fast is not estimated"
 _SLOWER = "tokens come slower than from the kernels, and how fast is not estimated"
+
+_LEFT_OUT: Mapping[str, tuple[tuple[str, str | bool], ...]] = {
+    "batch-invariant": (("batch_invariant", False),),
+    "attention-backend": (("attention_backend", "auto"),),
+}
+"""What says the same as leaving a flag out, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +32,14 @@ class Lack:
         part: what it computes: everything, layers, or attention.
         why: the reason.
         step: what to change, where a flag changes it.
+        way: the same as the name of a parameter and what it is to be.
         most_times: see `TorchPart`.
     """
 
     part: Literal["all", "layers", "attention"]
     why: str
     step: str = ""
+    way: tuple[str, str | int] | None = None
     most_times: float | None = None
 
 
@@ -89,7 +98,7 @@ def kernel_problems(setting: Setting) -> list[Problem]:
         }
         why = "is for models that generate, and this one embeds or scores; leave"
         return [
-            Problem(name, f"--{name} {why} --{name} out", says_step=True)
+            Problem(name, f"--{name} {why} --{name} out", says_step=True, ways=_LEFT_OUT[name])
             for name, is_asked in asked.items()
             if is_asked
         ]
@@ -110,18 +119,22 @@ def kernel_problems(setting: Setting) -> list[Problem]:
 
 def _refusal(name: str, told: str, lack: Lack) -> Problem:
     ways = " or ".join(filter(None, (lack.step and f"{lack.step},", f"leave --{name} out")))
-    return Problem(name, f"{told}: {lack.why}; {ways}", says_step=True)
+    settings = (*filter(None, [lack.way]), *_LEFT_OUT[name])
+    return Problem(name, f"{told}: {lack.why}; {ways}", says_step=True, ways=settings)
 
 
 def _find(setting: Setting, kernels: ProcessorKernels) -> Iterator[Lack]:
     parameters, own = setting.parameters, f"{setting.rules.title}'s compiled kernels"
     if setting.dtype != kernels.dtype:
         why = f"{own} compute in {kernels.dtype} alone, not in {setting.dtype}"
-        yield Lack("all", why, f"set --dtype={kernels.dtype}")
+        yield Lack("all", why, f"set --dtype={kernels.dtype}", ("dtype", kernels.dtype))
     asked = (parameters.quantization or "").lower()
     if asked and asked not in kernels.quantizations:
         why = f"{own} multiply no weights of --quantization={asked}"
-        yield Lack("layers", why, "set --quantization=int8 or int4, or leave --quantization out")
+        step = "set --quantization=int8 or int4, or leave --quantization out"
+        yield Lack("layers", why, step, ("quantization", "int8"))
+    elif (lack := _lack_of_size(setting.model, kernels, own, is_plain=not asked)) is not None:
+        yield lack
     if (part := kernels.by_torch.get(setting.model.model_type)) is not None:
         why = f"PyTorch computes {part.what} of {setting.model.model_type} models on a CPU"
         yield Lack("layers", why, most_times=part.most_times)
@@ -129,19 +142,43 @@ def _find(setting: Setting, kernels: ProcessorKernels) -> Iterator[Lack]:
         yield from _find_of_attention(setting, kernels, own)
 
 
+def _lack_of_size(
+    model: Architecture, kernels: ProcessorKernels, own: str, *, is_plain: bool
+) -> Lack | None:
+    """Return what is lacking for the number of inputs of plain weights, as those of routers always are."""
+    weights = [each for layer, _ in model.layer_counts for each in layer.weights]
+    routers = {each.in_features for each in weights if each.part == "router"} - {1}
+    sizes = {"routers of experts": routers}
+    if is_plain:
+        inner = {each.in_features for each in weights} - {1, model.hidden_size}
+        sizes = {"embedding and head": {model.hidden_size}, "matrices": inner, **sizes}
+    multiple = kernels.input_multiple
+    odd = {name: sorted(size for size in found if size % multiple) for name, found in sizes.items()}
+    names = [f"{name} of {' and '.join(map(str, found))}" for name, found in odd.items() if found]
+    if not names:
+        return None
+    which = f"a multiple of {multiple} inputs, this model has {', '.join(names)}"
+    why = f"{own} multiply plain weights of {which}"
+    if odd["routers of experts"]:  # plain in any format
+        return Lack("layers", why)
+    return Lack("layers", why, "set --quantization=int8", ("quantization", "int8"))
+
+
 def _find_of_attention(setting: Setting, kernels: ProcessorKernels, own: str) -> Iterator[Lack]:
     parameters = setting.parameters
     backend = parameters.attention_backend or "auto"
     if backend not in ("auto", kernels.backend):
         why = f"--attention-backend={backend} does not attend by the compiled kernels"
-        yield Lack("attention", why, "leave --attention-backend out")
+        yield Lack("attention", why, "leave --attention-backend out", ("attention_backend", "auto"))
     cache = (parameters.kv_cache_dtype or "auto").lower()
     if cache not in kernels.cache_types:
         why = f"{own} read no KV cache of --kv-cache-dtype={cache}"
-        yield Lack("attention", why, "set --kv-cache-dtype=int8, or leave --kv-cache-dtype out")
+        step = "set --kv-cache-dtype=int8, or leave --kv-cache-dtype out"
+        yield Lack("attention", why, step, ("kv_cache_dtype", "int8"))
     if setting.kv.block_size % kernels.block_multiple:
         why = f"{own} read blocks of a multiple of {kernels.block_multiple} tokens, --block-size is {setting.kv.block_size}"
-        yield Lack("attention", why, f"set --block-size={kernels.block_multiple}")
+        multiple = kernels.block_multiple
+        yield Lack("attention", why, f"set --block-size={multiple}", ("block_size", multiple))
     specs = [layer.kv for layer, _ in setting.model.layer_counts if layer.kv is not None]
     if any(spec.kind is KvKind.LATENT for spec in specs):
         yield Lack("attention", f"{own} do not attend to latents")

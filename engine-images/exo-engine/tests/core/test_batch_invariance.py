@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from exo_engine.core import loading
-from exo_engine.errors import ConfigurationError
+from exo_engine.errors import ConfigurationError, ModelUnusable
 from exo_engine.kernels.library import VARIABLE
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
@@ -163,6 +164,26 @@ def test_the_flag_is_refused_where_it_is_not(
     monkeypatch.setattr(loading, "load_decoder", None)
     with pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: {reason}"):
         LLM(tiny_model(family).path, **{**OPTIONS, **options}, batch_invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("qwen3", {"hidden_size": 101}, "embedding and head of a hidden size of 101, products with 101"),
+        ("qwen3", {"intermediate_size": 33}, "products with 33 inner numbers of an MLP on a CPU"),
+        ("qwen3-moe", {"moe_intermediate_size": 33}, "products with 33 inner numbers of an expert on"),
+    ],
+)  # fmt: skip
+def test_odd_sizes_are_named_before_the_weights_are_read(
+    tiny_model, family, changes, reason, tmp_path, monkeypatch
+):
+    config = json.loads((tiny_model(family).path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelUnusable, match="safetensors"):  # where no bits are to be kept
+        LLM(tmp_path, **OPTIONS)
+    monkeypatch.setattr(loading, "load_decoder", None)
+    with pytest.raises(ConfigurationError, match=f"PyTorch computes {reason}"):
+        LLM(tmp_path, **OPTIONS, batch_invariant=True)
 
 
 def test_attention_by_kernels_is_refused_before_the_weights_are_read(tiny_model, monkeypatch):

@@ -233,8 +233,18 @@ def test_the_cache_is_never_larger_than_all_sequences_could_use(tiny_model):
 
 
 def test_a_length_that_was_asked_for_must_fit(tiny_model):
-    with pytest.raises(OutOfMemory, match="room for 10") as caught:
+    found = "override is 10, but one sequence of --max-model-len 96 tokens needs 24 KV blocks"
+    with pytest.raises(ConfigurationError, match=found) as caught:
         LLM(tiny_model("qwen3").path, **OPTIONS, num_gpu_blocks_override=10)
+    assert "override 24 or more, or leave it out, or use --max-model-len 40" in caught.value.hint
+    assert caught.value.exit_code == 78
+
+
+def test_a_length_that_was_asked_for_must_fit_what_is_free(tiny_model, monkeypatch):
+    path = tiny_model("qwen3").path
+    monkeypatch.setattr("exo_engine.core.memory.default_cpu_kv_cache_bytes", lambda free: 40 * 768)
+    with pytest.raises(OutOfMemory, match="room for 10") as caught:
+        LLM(path, **OPTIONS)
     assert "--max-model-len 40" in caught.value.hint
     assert caught.value.exit_code == 71
 
@@ -246,11 +256,32 @@ def test_a_length_nobody_asked_for_is_what_fits(tiny_model):
     assert len(llm.generate([[1]], SamplingParams(temperature=0))[0].token_ids) == 39
 
 
-def test_a_cache_below_one_block_is_refused(tiny_model):
-    with pytest.raises(
-        OutOfMemory, match=r"is 1000 bytes, but one KV block of 4 tokens takes \d+ bytes"
-    ):
-        LLM(tiny_model("qwen3").path, **OPTIONS, kv_cache_bytes=1000)
+@pytest.mark.parametrize(
+    ("length", "least", "told", "shorter"),
+    [
+        (96, 96 * 768, "one sequence of --max-model-len 96 tokens needs 73728 bytes", ""),
+        (96, 96 * 768, "one sequence of --max-model-len 96 tokens", ", or use --max-model-len 92 or less"),
+        (None, 4 * 768, "a block of 4 tokens needs 3072 bytes of KV cache", ""),
+    ],
+)  # fmt: skip
+def test_a_cache_that_was_asked_for_too_small_is_refused_before_the_weights_are_read(
+    tiny_model, monkeypatch, length, least, told, shorter
+):
+    path, options = tiny_model("qwen3").path, {**OPTIONS, "max_model_len": length}
+    assert LLM(path, **options, kv_cache_bytes=least).stats().num_blocks == least // 3072
+    monkeypatch.setattr("exo_engine.core.loading.load_decoder", None)
+    given = least - 1 if shorter else 1000
+    with pytest.raises(ConfigurationError, match=f"bytes is {given}, but {told}") as caught:
+        LLM(path, **options, kv_cache_bytes=given)
+    assert caught.value.exit_code == 78
+    expected = f"Give --kv-cache-memory-bytes {least} or more, or leave it out{shorter}."
+    assert caught.value.hint == expected
+
+
+def test_a_default_cache_below_one_block_is_for_want_of_memory(tiny_model, monkeypatch):
+    monkeypatch.setattr("exo_engine.core.memory.default_cpu_kv_cache_bytes", lambda free: 1000)
+    with pytest.raises(OutOfMemory, match=r"is 1000 bytes, but one KV block of 4 tokens takes \d+"):
+        LLM(tiny_model("qwen3").path, **OPTIONS)
 
 
 def test_a_cache_beyond_the_free_memory_is_refused(tiny_model):

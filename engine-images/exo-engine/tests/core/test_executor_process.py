@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from exo_engine.core.ranks import process
 from exo_engine.core.start_up import StartUp
-from exo_engine.errors import CoreFailed, ModelUnusable, OutOfMemory
+from exo_engine.errors import ConfigurationError, CoreFailed, ModelUnusable
 from exo_engine.frames import FrameSocket, Message
 from exo_engine.kernels import compilations
 from exo_engine.llm import LLM
@@ -86,7 +86,7 @@ def _check_death(llm: LLM, prompts) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"kv_cache_bytes": 10, "num_gpu_blocks_override": None}, OutOfMemory, "one KV block"),
+        ({"kv_cache_bytes": 10, "num_gpu_blocks_override": None}, ConfigurationError, "is 10, but"),
         pytest.param(
             {"model_dir": Path("/nowhere")}, ModelUnusable, "nowhere", marks=pytest.mark.slow
         ),

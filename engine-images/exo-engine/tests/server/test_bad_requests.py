@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -320,6 +321,17 @@ def test_body_that_goes_beyond_the_parser_is_refused_in_our_words(
 def test_not_a_number_is_no_number(engine: Engine) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "temperature": float("nan")})
     check(engine.http.post(COMPLETIONS, content=body), 400, "temperature")
+
+
+@pytest.mark.parametrize(("tokens", "first"), [([1, 10**6], 10**6), ([[1], [-1, 10**6]], -1)])
+def test_a_token_outside_of_the_vocabulary_is_told_its_size(
+    engine: Engine, tokens: list[Any], first: int
+) -> None:
+    answer = engine.http.post(COMPLETIONS, json={"model": MODEL, "prompt": tokens})
+    told = rf"prompt has the token id {first}, but the model's vocabulary has (\d+) tokens, with ids from 0 to (\d+)"
+    found = re.fullmatch(told, answer.json()["error"]["message"])
+    assert found is not None
+    assert int(found[1]) == int(found[2]) + 1
 
 
 def test_limits_are_written_out(engine: Engine) -> None:

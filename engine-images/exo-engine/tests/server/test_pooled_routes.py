@@ -99,3 +99,9 @@ def test_what_cannot_be_told_is_refused_with_its_field(
     telling: Engine, path: str, body: dict[str, Any], param: str
 ) -> None:
     assert refusal(telling, path, **body)["param"] == param
+
+
+def test_a_token_outside_of_the_vocabulary_is_told_its_size(telling: Engine) -> None:
+    error = refusal(telling, "/classify", input=[[1], [10**6]])
+    assert error["param"] == "input"
+    assert "input has the token id 1000000, but the model's vocabulary has" in error["message"]

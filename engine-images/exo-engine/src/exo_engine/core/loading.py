@@ -30,6 +30,7 @@ from exo_engine.core.memory import (
     block_demand,
     cache_plan,
     capacity_tokens,
+    check_asked_cache,
     check_weights_fit,
     choose_num_blocks,
     fit_model_len,
@@ -46,12 +47,13 @@ from exo_engine.errors import ConfigurationError, OutOfMemory
 from exo_engine.kernels import compilations
 from exo_engine.kernels.library import kernels_for
 from exo_engine.kernels.processor import is_fast_in_bfloat16
+from exo_engine.layers import Context, make_head
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.models.weights import Model, Spec, check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
-from exo_engine.weight_formats import load_format
+from exo_engine.weight_formats import PLAIN, load_format
 
 if TYPE_CHECKING:
     from exo_engine.core.ranks.group import RankGroup
@@ -133,6 +135,7 @@ def _load_on_device(
     *,
     was_length_asked: bool,
 ) -> LoadedCore:
+    check_asked_cache(spec, settings, was_length_asked=was_length_asked)
     at_start = read_device_memory(settings.device)
     if settings.device == "cpu" and (
         settings.batch_invariant or settings.attention_backend == "cpu"
@@ -219,10 +222,21 @@ def _by_pytorch(spec: DecoderSpec, settings: ResolvedConfig) -> str:
     dtype, device = DTYPES[settings.dtype], torch.device("cpu")
     if kernels_for(dtype, device) is None:
         return ""
-    matrix = load_format(settings.weight_format)(128, 128, dtype=dtype, device=device)
-    mixture = spec.mixture
+    form, mixture, hidden = load_format(settings.weight_format), spec.mixture, spec.hidden_size
+    head = make_head(Context(form, dtype, device), "head", 2, hidden)
+    router = load_format(PLAIN)(2, hidden, dtype=dtype, device=device)
+    inputs = {size // spec.num_ranks: name for name, size in spec.shared_inputs.items() if size}
+    inputs[hidden] = "hidden numbers"
+    made = {size: form(128, size, dtype=dtype, device=device) for size in (128, *inputs)}
+    lacks = {size: matrix.kernel_call() is None for size, matrix in made.items()}
     kinds = {
-        f"products of --quantization {settings.weight_format}": matrix.kernel_call() is None,
+        f"embedding and head of a hidden size of {hidden}": not head.is_computed_by_kernels,
+        f"products of --quantization {settings.weight_format}": lacks[128],
+        **{
+            f"products with {size} {name}": lacks[size] > lacks[128]
+            for size, name in inputs.items()
+        },
+        "routers of experts": mixture is not None and router.kernel_call() is None,
         "latent attention": spec.latent is not None,
         "linear attention": spec.delta is not None,
         "gates of attention": spec.has_output_gate,

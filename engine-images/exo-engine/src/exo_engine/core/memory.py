@@ -17,7 +17,7 @@ from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.config import ResolvedConfig, default_cpu_kv_cache_bytes
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.host_memory import free_host_bytes, total_host_bytes
-from exo_engine.errors import OutOfMemory
+from exo_engine.errors import ConfigurationError, OutOfMemory
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN
 
@@ -112,6 +112,41 @@ def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
             f"{_size(needed)}, but only {_size(free)} are free on the {config.device} device",
             hint=f"Free memory, or use a smaller model{smaller}.",
         )
+
+
+def check_asked_cache(spec: DecoderSpec, config: ResolvedConfig, *, was_length_asked: bool) -> None:
+    """Refuse, before anything is loaded, a cache that was asked for too small for one sequence.
+
+    Args:
+        spec: the model.
+        config: the settings.
+        was_length_asked: whether `max_model_len` was set by the user; else a cache for one token is enough.
+
+    Raises:
+        ConfigurationError: with the least that is enough.
+    """
+    plan = cache_plan(spec, config)
+    demand = block_demand(plan, config)
+    size, given = plan.block_bytes * config.tensor_parallel_size, config.num_gpu_blocks_override
+    param, each = "num-gpu-blocks-override", 1
+    if given is None:
+        param, each, given = "kv-cache-memory-bytes", size, config.kv_cache_bytes
+    blocks = demand.most_blocks(config.max_model_len if was_length_asked else 1)
+    if given is None or given // each >= blocks:
+        return
+    what = f"a block of {config.block_size} tokens"
+    what += "" if blocks == 1 else f" in each of {blocks} groups of layers"
+    shorter = ""
+    if was_length_asked:
+        what = f"one sequence of --max-model-len {config.max_model_len} tokens"
+        if capacity := demand.longest(given // each):
+            shorter = f", or use --max-model-len {capacity} or less"
+    needed = f"{blocks} KV blocks" if each == 1 else f"{blocks * size} bytes of KV cache"
+    raise ConfigurationError(
+        f"--{param} is {given}, but {what} needs {needed}",
+        param=param,
+        hint=f"Give --{param} {blocks * each} or more, or leave it out{shorter}.",
+    )
 
 
 def choose_num_blocks(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from exo_engine.layers.attention import Attention
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.layers.embedding import Embedding
+from exo_engine.layers.embedding import Embedding, make_head
 from exo_engine.layers.experts import Experts
 from exo_engine.layers.linear import Linear
 from exo_engine.layers.mlp import GatedMLP
@@ -26,4 +26,5 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "Slot",
+    "make_head",
 ]

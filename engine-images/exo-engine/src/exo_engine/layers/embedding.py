@@ -36,6 +36,11 @@ class Embedding(Layer):
             load = partial(self._packed.fill, 0)
         self.slots[f"{name}.weight"] = Slot(Stored(shape), load)
 
+    @property
+    def is_computed_by_kernels(self) -> bool:
+        """Whether the CPU kernels look up and project."""
+        return self._packed is not None
+
     def look_up(self, token_ids: Tensor) -> Tensor:
         """Return (T, E) for token ids (T,), integers."""
         if self._packed is not None:
@@ -67,6 +72,8 @@ class Int8Embedding(Layer):
 
     Logits read half of the bytes so. Hidden states are quantized to 16 bits for them, as their errors are the logits'.
     """
+
+    is_computed_by_kernels = True
 
     def __init__(self, context: Context, name: str, vocab_size: int, hidden_size: int) -> None:
         super().__init__(context)

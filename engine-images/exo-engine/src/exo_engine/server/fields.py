@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request
@@ -122,6 +122,22 @@ class Fields:
         ):
             raise self.wrong(name, f"a list of token ids from 0 to {vocabulary_size - 1}")
         return tuple(value)
+
+
+def check_token_ids(lists: Sequence[Sequence[int]], vocabulary_size: int, param: str) -> None:
+    """Refuse prompts with a token that is not the model's.
+
+    Raises:
+        ApiError: with the first one, and the ids that there are.
+    """
+    for each in lists:
+        if each and not (min(each) >= 0 and max(each) < vocabulary_size):
+            token = next(token for token in each if not 0 <= token < vocabulary_size)
+            raise bad_request(
+                f"{param} has the token id {_shown(token)}, but the model's vocabulary has {vocabulary_size} tokens, "
+                f"with ids from 0 to {vocabulary_size - 1}",
+                param,
+            )
 
 
 def parse_object(body: bytes) -> Fields:

@@ -15,7 +15,7 @@ from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import RequestOutput
 from exo_engine.server.api_errors import bad_request, from_refusal
 from exo_engine.server.core_link import CoreLink
-from exo_engine.server.fields import Fields
+from exo_engine.server.fields import Fields, check_token_ids
 from exo_engine.server.messages import PoolingInfo
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.request_size import check_num_tokens
@@ -115,9 +115,9 @@ async def read_texts(fields: Fields, cutting: Cutting, service: Service) -> list
             for each in found
         ]
     elif all(isinstance(each, list) for each in value):
-        size = service.vocabulary_size
-        if not all(type(each) is int and 0 <= each < size for ids in value for each in ids):
+        if not all(type(each) is int for ids in value for each in ids):
             raise _wrong_input(fields)
+        check_token_ids(value, service.vocabulary_size, fields.name("input"))
         texts = [list(_cut(each, cutting)) for each in value]
     else:
         raise _wrong_input(fields)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from exo_engine.server.api_errors import ApiError, bad_request
 from exo_engine.server.constraints import read_constraint
-from exo_engine.server.fields import Fields
+from exo_engine.server.fields import Fields, check_token_ids
 from exo_engine.server.generation import Delta, Generation
 from exo_engine.server.known_fields import COMPLETIONS, check_fields
 from exo_engine.server.prompts.infilling import fill_in, no_text, read_suffix
@@ -278,9 +278,9 @@ def _read_token_ids(
         lists = [truncation.cut(each) for each in lists]
     for each in lists:
         service.check_prompt_length(len(each))
-    size = service.vocabulary_size
-    if not all(type(token) is int and 0 <= token < size for each in lists for token in each):
+    if not all(type(token) is int for each in lists for token in each):
         raise _wrong_prompt(fields)
+    check_token_ids(lists, service.vocabulary_size, fields.name("prompt"))
     return [list(each) for each in lists]
 
 
