@@ -140,6 +140,7 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     "stop tokens as text": ({"stop_token_ids": "3"}, "stop_token_ids"),
     "bias too large": ({"logit_bias": {"3": 101}}, "logit_bias"),
     "bias for a word": ({"logit_bias": {"the": 1}}, "logit_bias"),
+    "two biases for a token": ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
     "bias as list": ({"logit_bias": [1]}, "logit_bias"),
     "stream as text": ({"stream": "yes"}, "stream"),
     "stream options alone": ({"stream_options": {"include_usage": True}}, "stream_options"),
