@@ -9,6 +9,7 @@ import torch
 from exo_engine.config import EngineConfig
 from exo_engine.core import loading
 from exo_engine.core.engine import EngineCore
+from exo_engine.core.memory import cache_plan, fit_positions
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.step import StepResult
 from exo_engine.errors import (
@@ -291,6 +292,45 @@ def test_the_largest_step_fills_its_budget(tiny_model, monkeypatch):
     monkeypatch.setattr(decoder, "forward", watched)
     loading._run_largest_step(decoder, config)
     assert sizes == [64]
+
+
+@pytest.fixture
+def positions_of_a_gib(monkeypatch):
+    """64 GiB are free, of which tables of positions may take half, and a GiB for each."""
+    monkeypatch.setattr("exo_engine.core.memory.free_host_bytes", lambda: 64 * 2**30)
+    monkeypatch.setattr(loading.Decoder, "position_bytes", lambda self, number: number * 2**30)
+
+
+def test_positions_that_have_no_room_shorten_the_longest_sequence(
+    tiny_model, positions_of_a_gib, caplog
+):
+    core = EngineCore(EngineConfig(tiny_model("qwen3").path, **{**OPTIONS, "max_model_len": None}))
+    assert core.config.max_model_len == 32
+    assert "max_position_embeddings" in caplog.text
+    (done,) = LLM(tiny_model("qwen3").path, **{**OPTIONS, "max_model_len": 32}).generate([[1, 2]])
+    assert len(done.token_ids) <= 30
+
+
+def test_more_positions_than_there_is_room_for_are_refused(tiny_model, positions_of_a_gib):
+    with pytest.raises(OutOfMemory, match=r"--max-model-len 96 tokens take 96.0 GiB") as caught:
+        EngineCore(EngineConfig(tiny_model("qwen3").path, **OPTIONS))
+    assert caught.value.hint == "Use --max-model-len 32 or less, or free memory."
+
+
+@pytest.mark.parametrize("was_asked", [False, True])
+def test_positions_may_not_take_what_the_cache_will(tiny_model, positions_of_a_gib, was_asked):
+    """Half of what their tables take stays, beside the cache; none is left to shorten to."""
+    core = EngineCore(EngineConfig(tiny_model("qwen3").path, **{**OPTIONS, "max_model_len": 32}))
+    plan = cache_plan(core.spec, core.config)
+    for left, longest in ((3, 6), (0, 0)):
+        num_blocks = (64 - left) * 2**30 // plan.block_bytes
+        config = replace(core.config, max_model_len=7)
+        if was_asked or not longest:
+            with pytest.raises(OutOfMemory):
+                fit_positions(2**30, core.spec, config, num_blocks, was_asked=was_asked)
+        else:
+            found = fit_positions(2**30, core.spec, config, num_blocks, was_asked=False)
+            assert found == longest
 
 
 def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):

@@ -33,6 +33,7 @@ from exo_engine.core.memory import (
     check_weights_fit,
     choose_num_blocks,
     fit_model_len,
+    fit_positions,
     fitting_block_size,
     read_device_memory,
 )
@@ -153,6 +154,10 @@ def _load_on_device(
     num_blocks = budget.num_blocks if group is None else group.least(budget.num_blocks)
     max_model_len = fit_model_len(spec, settings, num_blocks, was_asked=was_length_asked)
     config = replace(settings, max_model_len=max_model_len)
+    bytes_each = decoder.position_bytes(1)
+    max_model_len = fit_positions(bytes_each, spec, config, num_blocks, was_asked=was_length_asked)
+    max_model_len = max_model_len if group is None else group.least(max_model_len)
+    config = replace(config, max_model_len=max_model_len)
     decoder.set_num_positions(max_model_len)
     start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
     runner = make_runner(decoder, config, num_blocks, group)
