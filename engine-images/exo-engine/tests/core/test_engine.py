@@ -10,7 +10,7 @@ from exo_engine.config import EngineConfig
 from exo_engine.core import loading
 from exo_engine.core.engine import EngineCore
 from exo_engine.core.memory import cache_plan, fit_positions
-from exo_engine.core.request import EngineRequest
+from exo_engine.core.request import NOTHING_LEFT, EngineRequest
 from exo_engine.core.step import StepResult
 from exo_engine.errors import (
     ConfigurationError,
@@ -349,6 +349,39 @@ def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
             reasons[output.request_id] = output.finish_reason
         monkeypatch.setattr(llm.core.executor, "result", result)
     assert reasons == {"bad": "error", "good": "length"}
+
+
+@pytest.mark.parametrize(
+    ("words", "param"),
+    [
+        ({"allowed_token_ids": (7, 8), "stop_token_ids": (7, 8), "min_tokens": 2}, "min_tokens"),
+        ({"allowed_token_ids": (7, 8), "bad_words": ((7,), (8,))}, "allowed_token_ids"),
+    ],
+)
+def test_a_request_that_forbids_all_that_it_allows_is_refused_at_once(llm, words, param):
+    with pytest.raises(InvalidSamplingParams, match="none is left to choose") as caught:
+        llm.generate([[1, 2]], SamplingParams(max_tokens=4, **words))
+    assert caught.value.param == param
+    llm.generate([[1, 2]], SamplingParams(max_tokens=4, allowed_token_ids=(7, 8), min_tokens=4))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_is_left_without_a_token_is_at_fault_itself(llm, temperature):
+    """As soon as the one token that it allows may not follow; what runs beside it goes on."""
+    words = {"temperature": temperature, "max_tokens": 4, "ignore_eos": True}
+    bad = SamplingParams(allowed_token_ids=(7,), bad_words=((7, 7),), **words)
+    for name, params in (("bad", bad), ("good", SamplingParams(**words))):
+        llm.core.add_request(EngineRequest(name, (1, 2), params))
+    outputs = {"bad": [], "good": []}
+    while llm.core.has_unfinished_requests():
+        for output in llm.core.step():
+            outputs[output.request_id].append(output)
+    assert [each.token_ids for each in outputs["bad"]] == [(7,), ()]
+    assert [each.fault for each in outputs["bad"]] == [None, NOTHING_LEFT]
+    assert sum(len(each.token_ids) for each in outputs["good"]) == 4
+    with pytest.raises(InvalidSamplingParams, match="leave no token to choose") as caught:
+        llm.generate([[1, 2]], bad)
+    assert caught.value.param is None
 
 
 def test_a_request_with_broken_numbers_does_not_spoil_the_next_ones(tiny_model):

@@ -318,6 +318,25 @@ def test_body_that_goes_beyond_the_parser_is_refused_in_our_words(
     assert answer.json()["error"]["message"] == f"the request body {words}"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "names"),
+    [
+        ({"min_tokens": 3}, "min_tokens", "allowed_token_ids"),
+        ({"allowed_token_ids": [76], "bad_words": ["i"]}, "allowed_token_ids", "bad_words"),
+        ({"allowed_token_ids": [76], "bad_words": ["ii"]}, None, "allowed_token_ids, bad_words"),
+    ],
+    ids=["end held back", "bad word", "bad word later"],
+)
+def test_request_that_leaves_no_token_is_no_fault_of_the_model(
+    engine: Engine, fields: dict[str, Any], param: str | None, names: str
+) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 5, "allowed_token_ids": [1], **fields}
+    answer = engine.http.post(COMPLETIONS, json=body)
+    check(answer, 400, param, "invalid_sampling_params")
+    assert names in answer.json()["error"]["message"]
+    assert engine.metric("vllm:corrupted_requests_total") == 0
+
+
 def test_not_a_number_is_no_number(engine: Engine) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "temperature": float("nan")})
     check(engine.http.post(COMPLETIONS, content=body), 400, "temperature")
