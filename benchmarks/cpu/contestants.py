@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from benchmarks.cpu import instructions, llama_cpp
 from benchmarks.cpu.models import ROOT
+from benchmarks.cpu.offline import Unmeasured
 from benchmarks.cpu.processes import Ended, started
 from benchmarks.cpu.quiet import Watch
 from benchmarks.cpu.shapes import PROMPT_TOKENS
@@ -62,11 +63,18 @@ class Worker:
         return float(self.ask("decode", batch, prompt, output))
 
     def ask(self, *words: Any) -> Any:
-        """Put one line and return the answer."""
+        """Put one line and return the answer.
+
+        Raises:
+            Unmeasured: what was timed says nothing.
+        """
         assert self._process.stdin is not None, "it was started with pipes"
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
-        return self._read()
+        answer = self._read()
+        if isinstance(answer, dict) and "unmeasured" in answer:
+            raise Unmeasured(answer["unmeasured"])
+        return answer
 
     def _read(self) -> Any:
         assert self._process.stdout is not None, "it was started with pipes"

@@ -3,8 +3,8 @@
     python offline.py exo-engine MODEL '{"quantization": "int4"}'
 
 Run by path, as a contestant's environment has nothing of this repository. Each line on stdin is a list in JSON, the
-answer a line: `["prefill", tokens]` and `["decode", batch, prompt, output]` are answered with tokens per second,
-`["limits"]` (of the contestant `limits`) with what the machine gives.
+answer a line: `["prefill", tokens]` and `["decode", batch, prompt, output]` are answered with tokens per second, or
+with `{"unmeasured": reason}`, `["limits"]` (of the contestant `limits`) with what the machine gives.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ _FIRST_TOKEN = 256
 """The tokens before it are bytes, and not all of them are text."""
 _REPEATS = 2
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
+
+
+class Unmeasured(Exception):
+    """What was timed says nothing of a speed; the reason."""
 
 
 class ExoEngine:
@@ -191,9 +195,18 @@ class Transformers:
         return tokens / seconds
 
     def decode(self, batch: int, prompt: int, output: int) -> float:
-        """Return tokens per second after the first of each."""
+        """Return tokens per second after the first of each.
+
+        Raises:
+            Unmeasured: the prompts alone took as long as all together.
+        """
         first = self._generate(batch, prompt, 1)
-        return batch * (output - 1) / (self._generate(batch, prompt, output) - first)
+        whole = self._generate(batch, prompt, output)
+        if whole <= first:
+            raise Unmeasured(
+                f"{output} tokens took {whole:.3f} s, and the first alone {first:.3f} s before"
+            )
+        return batch * (output - 1) / (whole - first)
 
     def _generate(self, batch: int, prompt: int, output: int) -> float:
         last = self._model.config.vocab_size - 1
@@ -275,7 +288,11 @@ def main() -> int:
     print(json.dumps({"weights_bytes": worker.weights_bytes}), file=answers, flush=True)
     for line in sys.stdin:
         name, *words = json.loads(line)
-        print(json.dumps(getattr(worker, name)(*words)), file=answers, flush=True)
+        try:
+            answer = getattr(worker, name)(*words)
+        except Unmeasured as exc:
+            answer = {"unmeasured": str(exc)}
+        print(json.dumps(answer), file=answers, flush=True)
     return 0
 
 

@@ -102,7 +102,7 @@ class Report:
         others: float,
         pace: float = 1.0,
     ) -> None:
-        """Keep what one measurement found."""
+        """Keep what one measurement found; without figures it does not count."""
         self.measurements.append(
             {
                 "model": model,
@@ -111,7 +111,7 @@ class Report:
                 "round": number,
                 "others": round(others, 4),
                 "pace": round(pace, 3),
-                "counts": counts(others, pace, self.slowest_pace),
+                "counts": bool(figures) and counts(others, pace, self.slowest_pace),
                 "figures": {key: float(f"{value:.6g}") for key, value in figures.items()},
             }
         )

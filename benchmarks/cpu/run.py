@@ -1,7 +1,7 @@
 """Takes the measurements in turns: every contestant once in each round, and another one first in the next.
 
 A measurement during which others used more than 8 % of a core, or before or after which the machine was slower than at
-its best, is made again, and does not count if that does not help.
+its best, is made again, and does not count if that does not help. Nor does one whose times say nothing.
 One who fails is left out from there on, and the reason is kept.
 """
 
@@ -20,6 +20,7 @@ import aiohttp
 
 from benchmarks.cpu.contestants import Contestant, InPython
 from benchmarks.cpu.http_load import BadAnswer, Client
+from benchmarks.cpu.offline import Unmeasured
 from benchmarks.cpu.processes import Ended, await_ready, held_mb, peak_mb, started
 from benchmarks.cpu.quiet import Watch
 from benchmarks.cpu.report import Figures, Report
@@ -164,10 +165,20 @@ class Bench:
         *,
         attempts: int | None = None,
     ) -> None:
-        found = self._watch.measure_quietly(run, attempts or self._plan.attempts)
+        reasons: list[str] = []
+
+        def figures() -> Figures:
+            try:
+                return run()
+            except Unmeasured as exc:
+                reasons.append(str(exc))
+                return {}
+
+        found = self._watch.measure_quietly(figures, attempts or self._plan.attempts)
         self._report.add(self._model, name, case, number, found.result, found.others, found.pace)
         told = ", ".join(f"{key} {value:,.4g}" for key, value in found.result.items())
-        counts = "" if found.is_quiet else ": does not count"
+        told = told or reasons[-1]
+        counts = "" if found.is_quiet and found.result else ": does not count"
         others = f"others {found.others:.0%} of a core, pace {found.pace:.0%}{counts}"
         self._say(f"{number + 1}/{self._plan.rounds} {case}", f"{name}: {told} ({others})")
 

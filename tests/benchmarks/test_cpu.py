@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +23,8 @@ from benchmarks.cpu.__main__ import (
     shown_command,
     those_there,
 )
-from benchmarks.cpu.contestants import InPython, LlamaCpp, _LlamaPrograms, choose
+from benchmarks.cpu.contestants import InPython, LlamaCpp, Worker, _LlamaPrograms, choose
+from benchmarks.cpu.quiet import Measured
 from benchmarks.cpu.report import Report, Target
 from benchmarks.cpu.run import Bench, Plan
 from benchmarks.cpu.shapes import Limits, Shape, floor_of_prompt, floor_of_step
@@ -351,6 +354,25 @@ def test_one_who_fails_to_prepare_is_named_and_the_others_go_on(
     assert told in report.missing["bad"]
     assert "/a/b" not in report.missing["bad"]
     assert "good" not in report.missing
+
+
+def test_a_measurement_that_says_nothing_does_not_count_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipes = SimpleNamespace(
+        stdin=io.StringIO(),
+        stdout=io.StringIO('{"weights_bytes": 5}\n{"unmeasured": "times make no sense"}\n'),
+    )
+    worker = Worker(cast(Any, pipes), 1)
+    report = replace(report_of(), is_quick=True)
+    bench = Bench(Plan([], 1, 1, 8, 8), [], report, tmp_path)
+    monkeypatch.setattr(bench._watch, "measure", lambda run: Measured(run(), 0.0))
+    bench._record("transformers-bf16", "decode 8", 0, bench._offline_case(worker, "decode 8"))
+    assert "transformers-bf16: times make no sense" in (err := capsys.readouterr().err)
+    assert "does not count" in err
+    assert report.median("", "transformers-bf16", "decode 8", "tokens_per_second") is None
+    assert exit_code(report, failed=False) == 0
+    assert exit_code(replace(report, is_quick=False), failed=False) == EXIT_BUSY
 
 
 def test_the_command_on_the_page_has_no_places_of_this_machine() -> None:

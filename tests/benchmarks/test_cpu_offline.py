@@ -57,5 +57,17 @@ def test_sequence_that_ends_before_others_have_begun_is_told(engine: Slow) -> No
         timed.decode(32, 1000, 4)
 
 
+@pytest.mark.parametrize("whole", [2.0, 1.5])
+def test_prompts_that_took_longer_than_all_together_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, whole: float
+) -> None:
+    timed = object.__new__(offline.Transformers)
+    seconds = {1: 2.0, 8: whole, 9: 4.0}
+    monkeypatch.setattr(timed, "_generate", lambda batch, prompt, output: seconds[output])
+    with pytest.raises(offline.Unmeasured, match=rf"8 tokens took {whole:.3f} s, and the first"):
+        timed.decode(4, 128, 8)
+    assert timed.decode(4, 128, 9) == 16.0
+
+
 def test_prompts_alone(engine: Slow) -> None:
     assert offline.Stepwise(engine).prefill(512) == 512

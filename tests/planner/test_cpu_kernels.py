@@ -104,8 +104,9 @@ def test_models_are_known_as_the_engine_computes_them(
     if not changes:
         assert is_whole == (family in WHOLE)
     # What the engine says before it has layers, so that nobody waits for weights that are then refused.
-    config_module, loading = (
-        pytest.importorskip(f"exo_engine.{name}") for name in ("config", "core.loading")
+    config_module, loading, parts = (
+        pytest.importorskip(f"exo_engine.{name}")
+        for name in ("config", "core.loading", "models.by_pytorch")
     )
     asked = config_module.EngineConfig(
         tmp_path,
@@ -114,7 +115,8 @@ def test_models_are_known_as_the_engine_computes_them(
         quantization=None if weights == "plain" else weights,
     )
     settings = config_module.resolve(asked, config_file.limits_of(spec), has_cuda=False)
-    assert bool(loading._by_pytorch(spec, settings)) == is_refused
+    dtype = loading.DTYPES[settings.dtype]
+    assert bool(parts.parts_by_pytorch(spec, dtype, settings.weight_format)) == is_refused
 
 
 def test_a_cache_that_the_kernels_read_is_advised() -> None:

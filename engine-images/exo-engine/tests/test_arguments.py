@@ -58,6 +58,22 @@ def test_wrong_numbers_are_refused_with_the_flag(text: str) -> None:
     assert "--max-model-len" in error.message
 
 
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("kv-cache-memory-bytes", "99999999999T"),
+        ("block-size", "9" * 20),
+        ("seed", "-" + "9" * 5000),
+        ("max-model-len", "1000000000000000000"),
+    ],
+)
+def test_integers_beyond_64_bits_are_refused_with_the_flag(flag: str, text: str) -> None:
+    error = refused("serve", "m", f"--{flag}={text}")
+    assert (error.param, error.exit_code) == (flag, 78)
+    assert "of at most 18 digits" in error.message
+    assert serve("--seed", "9" * 18).engine.seed == 10**18 - 1
+
+
 def test_values_reach_both_sides() -> None:
     command = serve(
         *("--served-model-name", "a", "b/c", "--uds", "run/engine_1.sock"),

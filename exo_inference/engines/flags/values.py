@@ -27,6 +27,8 @@ from exo_inference.engines.flags.catalogue import (
 from exo_inference.engines.flags.json_keys import RENAMED_KEYS, Limits, limits_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_MOST_DIGITS = 18
+"""Of an integer, written out: no engine has use for more, and 64 bits hold them."""
 _LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}")
 _SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgtKMGT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -165,8 +167,9 @@ def _check_number(
     wanted = expected(flag, release)
     if number == "auto":
         return None
-    if number is None and flag.type == "integer" and _LONG_INTEGER.fullmatch(text.strip()):
-        return Wrong("range", f"{wanted}, of at most 18 digits")
+    is_long = number is None and _LONG_INTEGER.fullmatch(text.strip()) is not None
+    if flag.type == "integer" and (is_long or _is_long(number)):
+        return Wrong("range", f"{wanted}, of at most {_MOST_DIGITS} digits")
     if number is None or isinstance(number, str):
         return Wrong("type", wanted, _explain_number(text, flag, release))
     if not _is_within(number, flag.bounds):
@@ -174,6 +177,10 @@ def _check_number(
     if flag.name == "max-model-len" and number == 0:
         return Wrong("range", "a whole number above 0, or -1 for the longest that fits")
     return None
+
+
+def _is_long(number: float | str | None) -> bool:
+    return isinstance(number, int) and abs(number) >= 10**_MOST_DIGITS
 
 
 def _is_auto(text: str, flag: Flag, release: ReleaseFlags) -> bool:

@@ -37,6 +37,9 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     "G": 2**30,
     "T": 2**40,
 }
+_SUFFIXED = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgtKMGT])"
+_MOST_DIGITS = 18
+"""Of an integer, written out: what 64 bits hold, and what the control plane takes."""
 _BOOLEAN_FLAGS = {f"--{flag.name}": flag for flag in FLAGS if flag.kind == "boolean"}
 _TRUE_WORDS, _FALSE_WORDS = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -314,15 +317,21 @@ def _converted(flag: Flag, raw: Any) -> Any:
 
 
 def _integer(flag: Flag, raw: str) -> int:
-    match = re.fullmatch(r"([+-]?[0-9]+(?:\.[0-9]+)?)([kmgtKMGT]?)", raw)
-    number, suffix = match.groups() if match else ("", "")
-    is_plain = bool(match) and not suffix and "." not in number
+    expected = "a whole number, such as 4096, 32k or 32K" if flag.human else "a whole number"
+    number, suffix = raw, ""
+    if flag.human and (match := re.fullmatch(_SUFFIXED, raw)) is not None:
+        number, suffix = match.groups()
     # As in vLLM, a fraction goes with a decimal suffix only: 25.6k is 25,600 and 25.6K is refused.
-    is_human = flag.human and bool(suffix) and ("." not in number or suffix.islower())
-    if not (is_plain or is_human):
-        expected = "a whole number, such as 4096, 32k or 32K" if flag.human else "a whole number"
+    if not suffix.islower() and re.fullmatch(r"[+-]?[0-9]+", number) is None:
         raise _refused(flag, raw, expected)
-    return int(number) if is_plain else round(float(number) * _SUFFIXES[suffix])
+    if suffix:
+        value = round(float(number) * _SUFFIXES[suffix])
+        is_long = value >= 10**_MOST_DIGITS
+    elif not (is_long := len(number.lstrip("+-")) > _MOST_DIGITS):
+        value = int(number)
+    if is_long:
+        raise _refused(flag, raw, f"{expected}, of at most {_MOST_DIGITS} digits")
+    return value
 
 
 def _refused(flag: Flag, raw: object, expected: str) -> ConfigurationError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from exo_engine.config import EngineConfig
 from exo_engine.core.engine import EngineCore
 from exo_engine.core.request import (
+    NOTHING_LEFT,
     EngineRequest,
     EngineStats,
     FinishReason,
@@ -127,7 +128,9 @@ class LLM:
             while self._core.has_unfinished_requests():
                 for output in self._core.step():
                     if output.fault is not None:
-                        raise InvalidSamplingParams(output.fault, param="structured_outputs")
+                        is_of_grammar = output.fault != NOTHING_LEFT
+                        param = "structured_outputs" if is_of_grammar else None
+                        raise InvalidSamplingParams(output.fault, param=param)
                     pending[output.request_id].outputs.append(output)
         except BaseException:
             self._core.abort_requests(pending)

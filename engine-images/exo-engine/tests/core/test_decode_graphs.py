@@ -269,6 +269,7 @@ OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("core/runner.py", "_add", "added.token_ids[:added.num_prompt_tokens].tolist"),
     ("core/runner.py", "_add", "added.token_ids[added.num_prompt_tokens:].tolist"),
     ("core/runner.py", "_apply", "frame.removed.tolist"),
+    ("core/runner.py", "_collect", "are_finite.tolist"),
     ("core/runner.py", "_collect", "are_valid.tolist"),
     ("core/runner.py", "_collect", "epochs.tolist"),
     ("core/runner.py", "_collect", "inputs.slots.tolist"),

@@ -9,7 +9,8 @@ import torch
 from exo_engine.config import EngineConfig
 from exo_engine.core import loading
 from exo_engine.core.engine import EngineCore
-from exo_engine.core.request import EngineRequest
+from exo_engine.core.memory import cache_plan, fit_positions
+from exo_engine.core.request import NOTHING_LEFT, EngineRequest
 from exo_engine.core.step import StepResult
 from exo_engine.errors import (
     ConfigurationError,
@@ -324,6 +325,45 @@ def test_the_largest_step_fills_its_budget(tiny_model, monkeypatch):
     assert sizes == [64]
 
 
+@pytest.fixture
+def positions_of_a_gib(monkeypatch):
+    """64 GiB are free, of which tables of positions may take half, and a GiB for each."""
+    monkeypatch.setattr("exo_engine.core.memory.free_host_bytes", lambda: 64 * 2**30)
+    monkeypatch.setattr(loading.Decoder, "position_bytes", lambda self, number: number * 2**30)
+
+
+def test_positions_that_have_no_room_shorten_the_longest_sequence(
+    tiny_model, positions_of_a_gib, caplog
+):
+    core = EngineCore(EngineConfig(tiny_model("qwen3").path, **{**OPTIONS, "max_model_len": None}))
+    assert core.config.max_model_len == 32
+    assert "max_position_embeddings" in caplog.text
+    (done,) = LLM(tiny_model("qwen3").path, **{**OPTIONS, "max_model_len": 32}).generate([[1, 2]])
+    assert len(done.token_ids) <= 30
+
+
+def test_more_positions_than_there_is_room_for_are_refused(tiny_model, positions_of_a_gib):
+    with pytest.raises(OutOfMemory, match=r"--max-model-len 96 tokens take 96.0 GiB") as caught:
+        EngineCore(EngineConfig(tiny_model("qwen3").path, **OPTIONS))
+    assert caught.value.hint == "Use --max-model-len 32 or less, or free memory."
+
+
+@pytest.mark.parametrize("was_asked", [False, True])
+def test_positions_may_not_take_what_the_cache_will(tiny_model, positions_of_a_gib, was_asked):
+    """Half of what their tables take stays, beside the cache; none is left to shorten to."""
+    core = EngineCore(EngineConfig(tiny_model("qwen3").path, **{**OPTIONS, "max_model_len": 32}))
+    plan = cache_plan(core.spec, core.config)
+    for left, longest in ((3, 6), (0, 0)):
+        num_blocks = (64 - left) * 2**30 // plan.block_bytes
+        config = replace(core.config, max_model_len=7)
+        if was_asked or not longest:
+            with pytest.raises(OutOfMemory):
+                fit_positions(2**30, core.spec, config, num_blocks, was_asked=was_asked)
+        else:
+            found = fit_positions(2**30, core.spec, config, num_blocks, was_asked=False)
+            assert found == longest
+
+
 def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
     result = llm.core.executor.result
 
@@ -340,6 +380,39 @@ def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
             reasons[output.request_id] = output.finish_reason
         monkeypatch.setattr(llm.core.executor, "result", result)
     assert reasons == {"bad": "error", "good": "length"}
+
+
+@pytest.mark.parametrize(
+    ("words", "param"),
+    [
+        ({"allowed_token_ids": (7, 8), "stop_token_ids": (7, 8), "min_tokens": 2}, "min_tokens"),
+        ({"allowed_token_ids": (7, 8), "bad_words": ((7,), (8,))}, "allowed_token_ids"),
+    ],
+)
+def test_a_request_that_forbids_all_that_it_allows_is_refused_at_once(llm, words, param):
+    with pytest.raises(InvalidSamplingParams, match="none is left to choose") as caught:
+        llm.generate([[1, 2]], SamplingParams(max_tokens=4, **words))
+    assert caught.value.param == param
+    llm.generate([[1, 2]], SamplingParams(max_tokens=4, allowed_token_ids=(7, 8), min_tokens=4))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_is_left_without_a_token_is_at_fault_itself(llm, temperature):
+    """As soon as the one token that it allows may not follow; what runs beside it goes on."""
+    words = {"temperature": temperature, "max_tokens": 4, "ignore_eos": True}
+    bad = SamplingParams(allowed_token_ids=(7,), bad_words=((7, 7),), **words)
+    for name, params in (("bad", bad), ("good", SamplingParams(**words))):
+        llm.core.add_request(EngineRequest(name, (1, 2), params))
+    outputs = {"bad": [], "good": []}
+    while llm.core.has_unfinished_requests():
+        for output in llm.core.step():
+            outputs[output.request_id].append(output)
+    assert [each.token_ids for each in outputs["bad"]] == [(7,), ()]
+    assert [each.fault for each in outputs["bad"]] == [None, NOTHING_LEFT]
+    assert sum(len(each.token_ids) for each in outputs["good"]) == 4
+    with pytest.raises(InvalidSamplingParams, match="leave no token to choose") as caught:
+        llm.generate([[1, 2]], bad)
+    assert caught.value.param is None
 
 
 def test_a_request_with_broken_numbers_does_not_spoil_the_next_ones(tiny_model):

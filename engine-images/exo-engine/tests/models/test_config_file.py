@@ -212,6 +212,17 @@ V3 = {"architectures": ["DeepseekV3ForCausalLM"]}
         (GPT_OSS, {"num_local_experts": 10**6}, "num_local_experts is 1000000, expected 32768 or"),
         (GPT_OSS, {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most 4"),
         (GPT_OSS, {"swiglu_limit": -1}, "swiglu_limit is -1.0, expected a number above 0"),
+        (GPT_OSS, {"swiglu_limit": 3.4e38}, "swiglu_limit is 3.4e.38, expected at most 65504"),
+        (
+            DEEPSEEK,
+            {"rope_scaling": {**YARN, "mscale_all_dim": 1e300}},
+            "rope_scaling.mscale_all_dim is 1e.300, expected at most 1000",
+        ),
+        (
+            DEEPSEEK,
+            {"rope_scaling": {**YARN, "mscale": 1e300, "mscale_all_dim": 1}},
+            "rope_scaling.mscale is 1e.300, expected at most 1000",
+        ),
     ],
 )
 def test_what_a_family_cannot_compute_is_refused_by_key(spec_of, base, changes, message):

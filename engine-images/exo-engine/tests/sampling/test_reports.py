@@ -31,9 +31,10 @@ def test_tokens_and_reports_are_one_copy():
     found = measure_logprobs(logits[rows], tokens[rows], (1, 2))
     samples = Samples(tokens, torch.tensor([True, False, True]), tokens > 0, found, rows)
     packed = samples.packed.numpy()
-    token_ids, are_valid = unpack(packed[:3])
+    token_ids, are_valid, are_finite = unpack(packed[:3])
     assert token_ids.tolist() == [1, 2, 3]
     assert are_valid.tolist() == [True, False, True]
+    assert are_finite.tolist() == [True, True, True]
     reports = samples.reports(packed[3:])
     assert list(reports) == [0, 2]
     assert [len(report.top) for report in reports.values()] == [1, 2]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.sampling.logprobs import gather_logprobs
-from exo_engine.sampling.sampler import RowMask
+from exo_engine.sampling.sampler import RowMask, Samples, unpack
 from exo_engine.sampling.sampler import sample as sample_slots
 from exo_engine.sampling.state import SamplingState
 from exo_engine.sampling_params import SamplingParams
@@ -233,3 +233,12 @@ def test_a_row_without_any_token_left_is_invalid():
     params = {"allowed_token_ids": (2,), "bad_words": ((2,),)}
     tokens = sample(logits(PROBABILITIES, PROBABILITIES), [row(**params), row(key=1)])
     assert [token.is_valid for token in tokens] == [False, True]
+
+
+@pytest.mark.parametrize("are_equal", [False, True])
+def test_what_is_brought_to_the_host_tells_no_numbers_from_no_token(are_equal):
+    tokens, is_finite = torch.tensor([0, 5, 6, 2**31]), torch.tensor([True, False, True, True])
+    is_valid = is_finite if are_equal else torch.tensor([True, False, False, True])
+    packed = Samples(tokens, is_valid, is_finite).packed.numpy()
+    expected = (tokens, is_valid, is_finite)
+    assert [each.tolist() for each in unpack(packed)] == [each.tolist() for each in expected]

@@ -141,6 +141,7 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     "stop tokens as text": ({"stop_token_ids": "3"}, "stop_token_ids"),
     "bias too large": ({"logit_bias": {"3": 101}}, "logit_bias"),
     "bias for a word": ({"logit_bias": {"the": 1}}, "logit_bias"),
+    "two biases for a token": ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
     "bias as list": ({"logit_bias": [1]}, "logit_bias"),
     "stream as text": ({"stream": "yes"}, "stream"),
     "stream options alone": ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -316,6 +317,25 @@ def test_body_that_goes_beyond_the_parser_is_refused_in_our_words(
     answer = engine.http.post(COMPLETIONS, content=body)
     check(answer, 400, None, "invalid_json")
     assert answer.json()["error"]["message"] == f"the request body {words}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "names"),
+    [
+        ({"min_tokens": 3}, "min_tokens", "allowed_token_ids"),
+        ({"allowed_token_ids": [76], "bad_words": ["i"]}, "allowed_token_ids", "bad_words"),
+        ({"allowed_token_ids": [76], "bad_words": ["ii"]}, None, "allowed_token_ids, bad_words"),
+    ],
+    ids=["end held back", "bad word", "bad word later"],
+)
+def test_request_that_leaves_no_token_is_no_fault_of_the_model(
+    engine: Engine, fields: dict[str, Any], param: str | None, names: str
+) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 5, "allowed_token_ids": [1], **fields}
+    answer = engine.http.post(COMPLETIONS, json=body)
+    check(answer, 400, param, "invalid_sampling_params")
+    assert names in answer.json()["error"]["message"]
+    assert engine.metric("vllm:corrupted_requests_total") == 0
 
 
 def test_not_a_number_is_no_number(engine: Engine) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from exo_engine.core.batch import Indices
 from exo_engine.core.graphs.device import Fetched
-from exo_engine.core.request import TokenLogprobs
+from exo_engine.core.request import NOTHING_LEFT, TokenLogprobs
 from exo_engine.core.step import Ints, SequenceResult
 from exo_engine.sampling.sampler import Samples
 from exo_engine.structured_output.states import Choice as GrammarChoice
@@ -48,10 +48,16 @@ class Answer:
         """Whether further tokens may be its own."""
         return self.is_valid and not self.is_ended and self.fault is None
 
-    def stops(self, grammars: GrammarChoice | None, index: int, is_valid: bool) -> bool:
-        """Note how the choice at `index` went; return whether its token is none of the answer's."""
+    def stops(
+        self, grammars: GrammarChoice | None, index: int, is_valid: bool, is_finite: bool
+    ) -> bool:
+        """Note how the choice at `index` went; return whether its token is none of the answer's.
+
+        `is_valid` and `is_finite`: of it, as in `Samples`.
+        """
         if grammars is None or index not in grammars.states:
-            self.is_valid = is_valid
+            self.is_valid = is_finite
+            self.fault = NOTHING_LEFT if is_finite and not is_valid else None
             return not is_valid
         self.is_ended = index in grammars.ended
         self.fault = grammars.faults.get(index)

@@ -162,6 +162,27 @@ class EngineCore:
                         f"{self.spec.vocab_size - 1}",
                         param=name,
                     )
+        self._check_allowed(params)
+
+    def _check_allowed(self, params: SamplingParams) -> None:
+        """Refuse what allows only tokens that it forbids; bad words of several tokens forbid them now and then only."""
+        if params.allowed_token_ids is None or params.structured_outputs is not None:
+            return
+        left = {*params.allowed_token_ids}
+        left -= {word[0] for word in params.bad_words if len(word) == 1}
+        if not left:
+            raise InvalidSamplingParams(
+                "bad_words forbid every token of allowed_token_ids, so that none is left to choose",
+                param="allowed_token_ids",
+            )
+        if params.min_tokens and not left.difference(
+            self.spec.eos_token_ids, params.stop_token_ids
+        ):
+            raise InvalidSamplingParams(
+                f"min_tokens is {params.min_tokens}, and until then no token that ends the answer may come, but "
+                "allowed_token_ids has only such tokens, so that none is left to choose",
+                param="min_tokens",
+            )
 
     def _check_scored_tokens(self, request: EngineRequest) -> None:
         longest, length = self._max_scored_tokens, len(request.prompt_token_ids)

@@ -34,6 +34,7 @@ from exo_engine.core.memory import (
     check_weights_fit,
     choose_num_blocks,
     fit_model_len,
+    fit_positions,
     fitting_block_size,
     read_device_memory,
 )
@@ -47,13 +48,12 @@ from exo_engine.errors import ConfigurationError, OutOfMemory
 from exo_engine.kernels import compilations
 from exo_engine.kernels.library import kernels_for
 from exo_engine.kernels.processor import is_fast_in_bfloat16
-from exo_engine.layers import Context, make_head
+from exo_engine.models.by_pytorch import parts_by_pytorch
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.models.weights import Model, Spec, check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
-from exo_engine.weight_formats import PLAIN, load_format
 
 if TYPE_CHECKING:
     from exo_engine.core.ranks.group import RankGroup
@@ -141,7 +141,8 @@ def _load_on_device(
         settings.batch_invariant or settings.attention_backend == "cpu"
     ):
         # Refused before the weights are read, which may take minutes.
-        if settings.batch_invariant and (names := _by_pytorch(spec, settings)):
+        dtype, form = DTYPES[settings.dtype], settings.weight_format
+        if settings.batch_invariant and (names := parts_by_pytorch(spec, dtype, form)):
             _refuse_batch_invariant(f"PyTorch computes {names} on a CPU")
         attention = _attention_alone(spec, settings)
         if settings.batch_invariant:
@@ -156,6 +157,10 @@ def _load_on_device(
     num_blocks = budget.num_blocks if group is None else group.least(budget.num_blocks)
     max_model_len = fit_model_len(spec, settings, num_blocks, was_asked=was_length_asked)
     config = replace(settings, max_model_len=max_model_len)
+    bytes_each = decoder.position_bytes(1)
+    max_model_len = fit_positions(bytes_each, spec, config, num_blocks, was_asked=was_length_asked)
+    max_model_len = max_model_len if group is None else group.least(max_model_len)
+    config = replace(config, max_model_len=max_model_len)
     decoder.set_num_positions(max_model_len)
     start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
     runner = make_runner(decoder, config, num_blocks, group)
@@ -215,38 +220,6 @@ def _check_layers_batch_invariant(decoder: Decoder, attention: AttentionBackend)
             _refuse_batch_invariant(f"no kernels with one order of sums for {names}")
     elif not decoder.is_computed_by_kernels:
         _refuse_batch_invariant("some layers of this model are computed by PyTorch")
-
-
-def _by_pytorch(spec: DecoderSpec, settings: ResolvedConfig) -> str:
-    """Name what of a model's layers the CPU kernels leave to PyTorch; empty: nothing, or there are no kernels at all."""
-    dtype, device = DTYPES[settings.dtype], torch.device("cpu")
-    if kernels_for(dtype, device) is None:
-        return ""
-    form, mixture, hidden = load_format(settings.weight_format), spec.mixture, spec.hidden_size
-    head = make_head(Context(form, dtype, device), "head", 2, hidden)
-    router = load_format(PLAIN)(2, hidden, dtype=dtype, device=device)
-    inputs = {size // spec.num_ranks: name for name, size in spec.shared_inputs.items() if size}
-    inputs[hidden] = "hidden numbers"
-    made = {size: form(128, size, dtype=dtype, device=device) for size in (128, *inputs)}
-    lacks = {size: matrix.kernel_call() is None for size, matrix in made.items()}
-    kinds = {
-        f"embedding and head of a hidden size of {hidden}": not head.is_computed_by_kernels,
-        f"products of --quantization {settings.weight_format}": lacks[128],
-        **{
-            f"products with {size} {name}": lacks[size] > lacks[128]
-            for size, name in inputs.items()
-        },
-        "routers of experts": mixture is not None and router.kernel_call() is None,
-        "latent attention": spec.latent is not None,
-        "linear attention": spec.delta is not None,
-        "gates of attention": spec.has_output_gate,
-        "norms behind attention and MLP": spec.has_post_norms,
-        "gates with GELU": spec.activation != "silu",
-        "embeddings of layers": spec.layer_inputs is not None,
-        "shared experts": mixture is not None and mixture.shared_size > 0,
-        "clamped gates and biases of experts": mixture is not None and mixture.clamp is not None,
-    }
-    return ", ".join(name for name, is_there in kinds.items() if is_there)
 
 
 def _refuse_batch_invariant(reason: str) -> NoReturn:

@@ -228,6 +228,51 @@ def fit_model_len(
     return capacity
 
 
+def fit_positions(
+    bytes_each: int, spec: DecoderSpec, config: ResolvedConfig, num_blocks: int, *, was_asked: bool
+) -> int:
+    """Return the longest sequence for whose positions the host has room, at most `max_model_len`.
+
+    Windows bound what a sequence takes of the cache, but not these tables.
+
+    Args:
+        bytes_each: of a position, while the tables are made; half of it stays.
+        spec: the model.
+        config: the settings.
+        num_blocks: blocks that the cache will have.
+        was_asked: whether `max_model_len` was set by the user, rather than by the model.
+
+    Raises:
+        OutOfMemory: the user asked for more, or there is no room at all.
+    """
+    free, cache = free_host_bytes(), 0
+    if config.device == "cpu":
+        cache = num_blocks * cache_plan(spec, config).block_bytes * config.tensor_parallel_size
+    most = max(0, min(free // 2, 2 * (free - cache)))
+    longest = most // max(1, bytes_each * config.tensor_parallel_size)
+    if config.max_model_len <= longest:
+        return config.max_model_len
+    needed = config.max_model_len * bytes_each * config.tensor_parallel_size
+    if was_asked or longest < 1:
+        name = "--max-model-len" if was_asked else "the model's max_position_embeddings of"
+        raise OutOfMemory(
+            f"tables for {name} {config.max_model_len} tokens take {_size(needed)}, and {_size(free)} are free, "
+            f"of which they may take {_size(most)}",
+            hint=f"Use --max-model-len {longest} or less, or free memory."
+            if longest
+            else "Free memory, or make the KV cache smaller.",
+        )
+    logger.warning(
+        "tables of positions may take %s, so %d tokens are the longest sequence, not the model's %d "
+        "(max_position_embeddings), whose tables take %s",
+        _size(most),
+        longest,
+        config.max_model_len,
+        _size(needed),
+    )
+    return longest
+
+
 def cuda_budget(
     utilization: float,
     before: DeviceMemory,

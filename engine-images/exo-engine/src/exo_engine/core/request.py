@@ -47,6 +47,13 @@ class TokenLogprobs:
     """The likeliest tokens with their log-probabilities, best first."""
 
 
+NOTHING_LEFT = (
+    "the request's parameters (allowed_token_ids, bad_words, min_tokens, which holds back the tokens that end an "
+    "answer) together leave no token to choose"
+)
+"""A `RequestOutput.fault` without a grammar."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """What one step added to one request."""

@@ -371,13 +371,14 @@ class ModelRunner:
             if choice.grammars is not None and not choice.grammars.is_settled:
                 self.grammars.settle()
             rows, packed = choice.members, np.array(choice.fetched(), dtype=np.int64)
-            token_ids, are_valid = unpack(packed[: len(rows)])
+            token_ids, are_valid, are_finite = unpack(packed[: len(rows)])
             reports = choice.samples.reports(packed[len(rows) :])
             self._batch.fill(inputs.slots[rows], epochs[rows], choice.places, token_ids)
-            chosen = zip(rows.tolist(), token_ids.tolist(), are_valid.tolist(), strict=True)
-            for index, (row, token_id, is_valid) in enumerate(chosen):
+            found = zip(are_valid.tolist(), are_finite.tolist(), strict=True)
+            chosen = zip(rows.tolist(), token_ids.tolist(), found, strict=True)
+            for index, (row, token_id, is_good) in enumerate(chosen):
                 answer = answers[row]
-                if answer.is_going_on and not answer.stops(choice.grammars, index, is_valid):
+                if answer.is_going_on and not answer.stops(choice.grammars, index, *is_good):
                     answer.token_ids.append(token_id)
                     if index in reports:
                         answer.logprobs.append(reports[index])

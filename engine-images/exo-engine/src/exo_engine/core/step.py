@@ -109,7 +109,7 @@ class SequenceResult:
     is_ended: bool = False
     """The answer's grammar allows nothing after these tokens, of which there may be none."""
     fault: str | None = None
-    """Why its grammar cannot be followed; then there are no tokens."""
+    """Why its grammar, or its other parameters together, cannot be followed; then there are no tokens."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens that follow the ones just computed, where the request asked for them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from exo_engine.models.config_file import ConfigReader
-from exo_engine.models.rope_config import read_rope
+from exo_engine.models.rope_config import read_rope, read_scale
 from exo_engine.models.spec import DecoderSpec, LatentSpec, MixtureSpec, RoutingSpec
 
 _V2 = "DeepseekV2ForCausalLM"
@@ -65,7 +65,7 @@ def _scale_factor(reader: ConfigReader) -> float:
         return 1.0
     if scaling.text("rope_type", scaling.text("type", "default")) == "default":
         return 1.0
-    factor, weight = scaling.number("factor"), scaling.number("mscale_all_dim")
+    factor, weight = scaling.number("factor"), read_scale(scaling, "mscale_all_dim")
     return (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
 
 

@@ -11,6 +11,8 @@ from exo_engine.models.spec import ClampSpec, DecoderSpec, MixtureSpec
 
 _MOST_EXPERTS = 2**16
 """Of all layers."""
+_MOST_LIMIT = 65504.0
+"""The largest number of float16, the narrowest format that gates are clamped in."""
 
 
 def spec_from_config(reader: ConfigReader) -> DecoderSpec:
@@ -40,6 +42,8 @@ def _read_mixture(reader: ConfigReader, num_layers: int) -> MixtureSpec:
     if num_chosen > num_experts:
         raise reader.unusable("num_experts_per_tok", num_chosen, f"at most {num_experts} ({key})")
     alpha, limit = reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0)
+    if limit > _MOST_LIMIT:
+        raise reader.unusable("swiglu_limit", limit, f"at most {_MOST_LIMIT:g}")
     return MixtureSpec(
         num_experts=num_experts,
         num_chosen=num_chosen,

@@ -13,6 +13,8 @@ from exo_engine.models.config_file import ConfigReader
 from exo_engine.models.spec import RopeSpec
 
 _MOST_ROTATIONS = 1e6
+_MOST_SCALE = 1e3
+"""Far above any model's, and the square of what it gives stays a number."""
 _SUPPORTED = ("default", "linear", "llama3", "yarn", "proportional")
 
 
@@ -105,6 +107,14 @@ def _rotations(scaling: ConfigReader, key: str, default: float) -> float:
     return value
 
 
+def read_scale(scaling: ConfigReader, key: str) -> float:
+    """Return `mscale` or `mscale_all_dim`."""
+    value = scaling.number(key)
+    if value > _MOST_SCALE:
+        raise scaling.unusable(key, value, f"at most {_MOST_SCALE:g}")
+    return value
+
+
 def _yarn_attention_factor(scaling: ConfigReader, factor: float) -> float:
     """Peng et al. 2023 (YaRN), §3.4; `mscale` and `mscale_all_dim` as DeepSeek uses them."""
 
@@ -114,5 +124,5 @@ def _yarn_attention_factor(scaling: ConfigReader, factor: float) -> float:
     if scaling.has("attention_factor"):
         return scaling.number("attention_factor")
     if scaling.has("mscale") and scaling.has("mscale_all_dim"):
-        return scale(scaling.number("mscale")) / scale(scaling.number("mscale_all_dim"))
+        return scale(read_scale(scaling, "mscale")) / scale(read_scale(scaling, "mscale_all_dim"))
     return scale(1.0)

@@ -28,6 +28,9 @@ from exo_engine.sampling.logprobs import LogprobTensors, measure_logprobs
 from exo_engine.sampling.state import Draws, Penalties, SamplingState, StepPlan
 from exo_engine.sampling.token_tables import Ints, unpack_bits
 
+_FORBIDDEN = 2**40
+"""More than there are tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -45,8 +48,13 @@ class Samples:
 
     @property
     def packed(self) -> Tensor:
-        """(N + R,) int64 for one copy: a token, or what lies that far below 0 if it is not valid; then R of reports."""
+        """(N + R,) int64 for one copy: a token, or what lies that far below 0 if it is not valid; then R of reports.
+
+        `_FORBIDDEN` further below where no token is allowed.
+        """
         tokens = torch.where(self.is_valid, self.tokens, ~self.tokens)
+        if self.is_valid is not self.is_finite:
+            tokens = torch.where(self.is_valid | ~self.is_finite, tokens, tokens - _FORBIDDEN)
         return tokens if self.logprobs is None else torch.cat((tokens, self.logprobs.packed))
 
     def reports(self, packed: Ints) -> dict[int, TokenLogprobs]:
@@ -66,10 +74,14 @@ class RowMask:
     """(M, W) int32, a bit per token that is allowed, the lowest first; W may be more than needed."""
 
 
-def unpack(packed: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return tokens (N,) and whether each is valid, of the first N of `Samples.packed`."""
+def unpack(packed: Ints) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return tokens (N,), `is_valid` and `is_finite` of the first N of `Samples.packed`."""
     is_valid = packed >= 0
-    return np.where(is_valid, packed, ~packed), is_valid
+    if is_valid.all():
+        return packed, is_valid, is_valid
+    is_forbidden = packed < -_FORBIDDEN
+    tokens = np.where(is_valid, packed, ~(packed + _FORBIDDEN * is_forbidden))
+    return tokens, is_valid, is_valid | is_forbidden
 
 
 def sample(

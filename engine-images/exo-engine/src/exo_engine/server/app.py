@@ -113,14 +113,22 @@ def _with_errors_and_log(service: Service) -> Callable[..., Awaitable[web.Stream
                 response.headers["X-Request-Id"] = request["id"]
             status = response.status
             return response
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.CancelledError) as exc:
             request["error"] = "the client hung up"
-            raise
+            if isinstance(exc, asyncio.CancelledError) or not _is_gone(request):
+                raise
+            # Not raised, or aiohttp would log an error of the server; nobody gets this.
+            logger.debug("a client left", exc_info=exc, extra={"id": request["id"]})
+            return web.Response(status=_CLIENT_GONE)
         finally:
             if service.options.is_request_log_on:
                 _log(request, status, time.monotonic() - begin)
 
     return middleware
+
+
+def _is_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse:

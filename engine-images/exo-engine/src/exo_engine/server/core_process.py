@@ -23,11 +23,12 @@ from exo_engine.clock import Clock
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
 from exo_engine.core.pooling.requests import PoolingRequest
-from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.core.request import NOTHING_LEFT, EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import (
     EngineError,
     InternalError,
+    InvalidSamplingParams,
     OutOfMemory,
     RequestError,
     has_no_memory,
@@ -156,6 +157,8 @@ def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
 def _refusal_of(output: RequestOutput) -> Refusal | None:
     if output.fault is None:
         return None
+    if output.fault == NOTHING_LEFT:
+        return Refusal(output.fault, InvalidSamplingParams.code)
     return Refusal(f"the answer's grammar: {output.fault}", "invalid_schema", PARAM)
 
 

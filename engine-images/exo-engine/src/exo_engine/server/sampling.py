@@ -223,7 +223,7 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_logit_bias(fields: Fields, vocabulary_size: int) -> dict[int, float] | None:
-    bias = {}
+    bias: dict[int, float] = {}
     entries = fields.mapping("logit_bias")
     if len(entries) > _MAX_TOKEN_ENTRIES:
         raise bad_request(
@@ -240,5 +240,10 @@ def _read_logit_bias(fields: Fields, vocabulary_size: int) -> dict[int, float] |
                 f"100, got {key[:20]!r}: {str(value)[:20]}",
                 "logit_bias",
             )
-        bias[int(key)] = float(value)
+        token_id = int(key)
+        if token_id in bias:
+            raise bad_request(
+                f"logit_bias names token {token_id} twice, the second time as {key!r}", "logit_bias"
+            )
+        bias[token_id] = float(value)
     return bias or None
