@@ -205,14 +205,23 @@ class CoreLink:
         self._writer.write(encode(kind, payload))
 
     async def close(self) -> None:
-        """End the core and wait until its process is gone."""
+        """End the core and wait until its process is gone: it is killed if it does not end in a few seconds."""
         self._is_closing = True
-        if self._process is not None and self.info is None:
-            self._process.kill()  # it may be loading for minutes, and has nothing to save
-        if self._writer is not None:
-            self._writer.close()
+        if self.info is None:
+            self.kill()  # it may be loading for minutes, and has nothing to save
+        self._hang_up()
         if self._reading is not None:
             await self._reading
+
+    def kill(self) -> None:
+        """Have `close()` wait no longer for the core to end by itself."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _hang_up(self) -> None:
+        """Leave the core without a last word: it may not read before somebody has read what it sends."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -228,8 +237,7 @@ class CoreLink:
                     status, self._oom_kills_before
                 )
             self._end_streams()
-            if self._writer is not None:
-                self._writer.close()
+            self._hang_up()
             self._ready.set()
             self._closed.set()
 
