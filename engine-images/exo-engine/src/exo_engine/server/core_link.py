@@ -56,8 +56,9 @@ class CoreFailure:
 class RequestStream:
     """Outputs of one HTTP request's sequences, in order, merged while nobody reads."""
 
-    def __init__(self, link: CoreLink, request_ids: Sequence[str]) -> None:
+    def __init__(self, link: CoreLink, request_ids: Sequence[str], repeated: int) -> None:
         self._link = link
+        self.repeated = repeated
         self._unfinished = set(request_ids)
         self._outputs: list[StepOutput] = []
         self._has_outputs = asyncio.Event()
@@ -127,6 +128,11 @@ class CoreLink:
         return len(self._streams)
 
     @property
+    def repeated(self) -> int:
+        """How much the parameters of these sequences are, each with a copy of its own."""
+        return sum(stream.repeated for stream in self._streams.values())
+
+    @property
     def pid(self) -> int | None:
         """The core's process id, once it is started."""
         return self._process.pid if self._process else None
@@ -166,9 +172,16 @@ class CoreLink:
         if self._writer is not None and not self._writer.is_closing():
             self._tell("reset_prefix_cache", None)
 
-    def submit(self, requests: Sequence[EngineRequest | PoolingRequest]) -> RequestStream:
-        """Give sequences, or texts to embed or score, to the core; their outputs come on one stream."""
-        stream = RequestStream(self, [request.request_id for request in requests])
+    def submit(
+        self, requests: Sequence[EngineRequest | PoolingRequest], *, repeated: int = 0
+    ) -> RequestStream:
+        """Give sequences, or texts to embed or score, to the core; their outputs come on one stream.
+
+        Args:
+            requests: that are computed.
+            repeated: how much the parameters of each are, as `request_size` counts it.
+        """
+        stream = RequestStream(self, [request.request_id for request in requests], repeated)
         if self._writer is None or self.failure is not None:
             for request in requests:
                 stream.deliver(_error_output(request.request_id, self.failure))
