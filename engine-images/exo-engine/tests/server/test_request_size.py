@@ -172,4 +172,4 @@ async def test_a_request_is_counted_until_it_has_ended(
         "ignore_eos": True,
     }
     status, _ = await post(model_dir, FakeCore([5]), "/v1/completions", body)
-    assert (status, held) == (200, [3 * 64])
+    assert (status, held) == (200, [3 * (60 + 2 + 8)])

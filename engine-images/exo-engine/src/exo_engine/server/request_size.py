@@ -18,7 +18,8 @@ MAX_REPEATED_TOGETHER = 2**22
 """Of all requests that have not ended."""
 _SMALL = 4096
 """A request with so much is taken whatever others hold."""
-_PER_TEXT = 2
+_PER_STOP = 8
+_PER_WORD = 2
 _PER_BIAS = 2
 _BYTES_OF_GRAMMAR = 8
 
@@ -92,15 +93,15 @@ def _sizes(sampling: Sampling) -> dict[str, int]:
     """Return what a sequence's copy of each field takes, by the memory of a token id in a list (36 bytes)."""
     params = sampling.params
     return {
-        "stop": _size_of_texts(sampling.stop),
+        "stop": _size_of_texts(sampling.stop, _PER_STOP),
         "stop_token_ids": len(params.stop_token_ids),
         "logit_bias": _PER_BIAS * len(params.logit_bias or ()),
         "allowed_token_ids": len(params.allowed_token_ids or ()),
-        "bad_words": _size_of_texts(params.bad_words),
+        "bad_words": _size_of_texts(params.bad_words, _PER_WORD),
         sampling.constrained_by: len((params.structured_outputs or "").encode())
         // _BYTES_OF_GRAMMAR,
     }
 
 
-def _size_of_texts(texts: Iterable[Sized]) -> int:
-    return sum(len(text) + _PER_TEXT for text in texts)
+def _size_of_texts(texts: Iterable[Sized], per_text: int) -> int:
+    return sum(len(text) + per_text for text in texts)
