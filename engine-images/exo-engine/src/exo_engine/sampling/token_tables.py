@@ -19,31 +19,31 @@ from torch import Tensor
 from exo_engine.kernels.uploads import to_device
 
 Ints = NDArray[np.int64]
+_Entries = tuple[Ints, NDArray[np.float64]]
+_NO_ENTRIES: _Entries = np.empty(0, np.int64), np.empty(0, np.float64)
 _WORD_BITS = 32
 _ANY, _NONE = -1, -2
 """In a word that is shorter than the longest; before an answer's first token."""
 
 
 class TokenEntries:
-    """(slot, token id, value) for any number of tokens per slot."""
+    """(slot, token id, value) for any number of tokens per slot; joined only when asked, not for each slot that comes."""
 
     def __init__(self) -> None:
-        self._slots = np.empty(0, np.int64)
-        self._token_ids = np.empty(0, np.int64)
-        self._values = np.empty(0, np.float64)
+        self._of_slot: dict[int, _Entries] = {}
+        self._joined: tuple[Ints, _Entries] | None = None
 
     def add(self, slot: int, token_ids: Seq[int], values: Seq[float]) -> None:
         """Enter values for tokens of a slot."""
-        self._slots = np.append(self._slots, np.full(len(token_ids), slot))
-        self._token_ids = np.append(self._token_ids, np.array(token_ids, np.int64))
-        self._values = np.append(self._values, np.array(values, np.float64))
+        before = self._of_slot.get(slot, _NO_ENTRIES)
+        more = np.array(token_ids, np.int64), np.array(values, np.float64)
+        self._of_slot[slot] = np.append(before[0], more[0]), np.append(before[1], more[1])
+        self._joined = None
 
     def remove(self, slot: int) -> None:
         """Forget a slot's entries."""
-        if len(self._slots):
-            kept = self._slots != slot
-            self._slots, self._token_ids = self._slots[kept], self._token_ids[kept]
-            self._values = self._values[kept]
+        if self._of_slot.pop(slot, None) is not None:
+            self._joined = None
 
     def of_rows(self, row_of_slot: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
         """Return rows, token ids and values of the entries whose slots have a row.
@@ -51,9 +51,18 @@ class TokenEntries:
         Args:
             row_of_slot: (S,), -1 for a slot that has none.
         """
-        rows = row_of_slot[self._slots]
+        if self._joined is None:
+            self._joined = self._join()
+        slots, (token_ids, values) = self._joined
+        rows = row_of_slot[slots]
         found = rows >= 0
-        return rows[found], self._token_ids[found], self._values[found]
+        return rows[found], token_ids[found], values[found]
+
+    def _join(self) -> tuple[Ints, _Entries]:
+        token_ids, values = zip(_NO_ENTRIES, *self._of_slot.values(), strict=True)
+        lengths = list(map(len, token_ids[1:]))
+        slots = np.repeat(np.array(list(self._of_slot), np.int64), lengths)
+        return slots, (np.concatenate(token_ids), np.concatenate(values))
 
 
 class _Rows:
