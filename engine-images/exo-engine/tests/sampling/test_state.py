@@ -24,7 +24,7 @@ def some_params(numbers: random.Random) -> SamplingParams:
 
     token_ids = tuple(numbers.sample(range(VOCAB), 8))
     words = tuple(
-        tuple(numbers.choice(token_ids[:3]) for _ in range(numbers.randint(1, 3))) for _ in range(4)
+        tuple(numbers.choice(token_ids[:3]) for _ in range(numbers.randint(1, 5))) for _ in range(4)
     )
     return SamplingParams(
         temperature=maybe(0.0, numbers.uniform(0.2, 3.0)),
@@ -132,3 +132,15 @@ def test_bits_are_packed_lowest_first():
     assert words.tolist() == [1, 2, 32]
     bits = unpack_bits(torch.from_numpy(words).unsqueeze(0), 70)
     assert bits.nonzero()[:, 1].tolist() == [0, 33, 69]
+
+
+def test_a_long_bad_word_makes_no_others_longer():
+    """One of 1,000 tokens made those of all other requests as long: gigabytes, looked through at each step."""
+    state = SamplingState(SLOTS, VOCAB, CPU)
+    for slot in range(SLOTS - 1):
+        state.add(slot, SamplingParams(bad_words=((1, 2), (3, 4, 5))), key=slot)
+    state.add(SLOTS - 1, SamplingParams(bad_words=((7,) * 1000,)), key=9)
+    words = state.plan(np.arange(SLOTS)).words
+    assert {tuple(each.beginnings.shape) for each in words} == {(5, 1), (5, 2), (1, 1024)}
+    state.remove(SLOTS - 1)
+    assert len(state.plan(np.arange(SLOTS - 1)).words) == 2

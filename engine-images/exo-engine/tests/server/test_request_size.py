@@ -7,9 +7,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+from exo_engine.core.request import EngineRequest
+from exo_engine.sampling_params import SamplingParams
 from exo_engine.server import request_size
+from exo_engine.server.api_errors import ApiError
+from exo_engine.server.core_link import CoreLink, RequestStream
+from exo_engine.server.sampling import Sampling
+from exo_engine.structured_output.vocabulary import Vocabulary
 
-from .scripted_core import FakeCore, serving
+from . import scripted_core
+from .scripted_core import FakeCore, linked, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
 REFUSED = {
@@ -66,3 +73,103 @@ async def test_sequences_of_a_request_are_bounded(model_dir: Path) -> None:
     status, answer = await post(model_dir, core, "/v1/completions", body)
     assert (status, answer["error"]["param"]) == (400, "n")
     assert "at most 4096, got 4100" in answer["error"]["message"]
+
+
+PARAMETERS = {
+    "bad words": ("bad_words", {"bad_words": [f"no{each} such" for each in range(12)]}),
+    "allowed": ("allowed_token_ids", {"allowed_token_ids": [5] * 60}),
+    "bias": ("logit_bias", {"logit_bias": {str(each): 1 for each in range(30)}}),
+    "stop": ("stop", {"stop": ["x" * 60, "y"]}),
+    "stop tokens": ("stop_token_ids", {"stop_token_ids": [5] * 60}),
+    "schema": ("guided_json", {"guided_json": {"type": "object", "description": "x" * 600}}),
+    "form": (
+        "response_format",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"enum": ["x" * 600]}},
+            }
+        },
+    ),
+}
+
+
+class Told(FakeCore):
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Take it; the fake follows no grammar."""
+
+
+@pytest.mark.parametrize(("param", "body"), PARAMETERS.values(), ids=PARAMETERS)
+async def test_parameters_count_once_for_each_sequence(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, param: str, body: Any
+) -> None:
+    """A body of 270 kB became gigabytes on the way to the core, and nobody else was answered."""
+    monkeypatch.setattr(request_size, "MAX_REPEATED", 600)
+    core = Told([5])
+    for num_choices, expected in ((1, 200), (16, 400)):
+        whole = {"prompt": "a", "n": num_choices, **body}
+        status, answer = await post(model_dir, core, "/v1/completions", whole)
+        assert status == expected, answer
+    assert answer["error"]["param"].startswith(param)
+    assert answer["error"]["message"].startswith(
+        f"{answer['error']['param']} is too much for 16 answers"
+    )
+    assert "at most 600 token ids, counted for each answer, got " in answer["error"]["message"]
+    assert len(core.requests) == 1
+
+
+async def test_another_route_calls_the_field_by_its_own_name(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_size, "MAX_REPEATED", 50)
+    body = {"messages": [{"role": "user", "content": "a"}], "stop_sequences": ["x" * 60]}
+    status, answer = await post(model_dir, FakeCore([5]), "/v1/messages", body)
+    assert status == 400
+    assert answer["error"]["message"].startswith("stop_sequences is too much for 1 answers")
+
+
+def sampling(number: int) -> Sampling:
+    params = SamplingParams(allowed_token_ids=(5,) * number)
+    return Sampling(params, 4, (), False, True, 0, None)
+
+
+async def test_parameters_of_unfinished_requests_are_bounded_together() -> None:
+    async with linked(FakeCore([5])) as link:
+        full = request_size.MAX_REPEATED
+        requests = [EngineRequest(f"r-{index}", (5,), SamplingParams()) for index in range(4)]
+        streams = [link.submit([each], repeated=full) for each in requests[:3]]
+        assert link.repeated == 3 * full
+        assert request_size.check_repeated(sampling(full // 4), 4, link) == full // 4
+        streams.append(link.submit(requests[3:], repeated=full))
+        with pytest.raises(ApiError, match=f"{4 * full} token ids are held") as refused:
+            request_size.check_repeated(sampling(full // 4), 4, link)
+        assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        small = 1024
+        assert request_size.check_repeated(sampling(small), 4, link) == small
+        streams[0].abort()
+        for each in streams[1:]:
+            await each.next_outputs()
+        assert link.repeated == 0
+
+
+async def test_a_request_is_counted_until_it_has_ended(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    class Watched(CoreLink):
+        def submit(self, requests: Any, *, repeated: int = 0) -> RequestStream:
+            stream = super().submit(requests, repeated=repeated)
+            held.append(self.repeated)
+            return stream
+
+    monkeypatch.setattr(scripted_core, "CoreLink", Watched)
+    body = {
+        "prompt": "a",
+        "n": 3,
+        "allowed_token_ids": [5] * 60,
+        "stop": ["ab"],
+        "ignore_eos": True,
+    }
+    status, _ = await post(model_dir, FakeCore([5]), "/v1/completions", body)
+    assert (status, held) == (200, [3 * (60 + 2 + 8)])

@@ -159,8 +159,7 @@ def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan) -> None:
         logits.index_put_((rows, token_ids), values, accumulate=True)
     if plan.held is not None:
         _hold_back(logits, state, plan.slots, plan.held)
-    if plan.words is not None:
-        words = plan.words
+    for words in plan.words or ():
         has_begun = state.bad_words.has_begun(words.slots, words.beginnings)
         # Added, since several words may end in one token and only some of them have begun.
         values = logits.new_zeros(len(words.rows)).masked_fill_(has_begun, -math.inf)

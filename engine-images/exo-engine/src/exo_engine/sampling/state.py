@@ -65,7 +65,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Bad words of several tokens of a step's rows; W of them."""
+    """Bad words of about the same length of a step's rows; W of them."""
 
     rows: Tensor
     slots: Tensor
@@ -100,7 +100,8 @@ class StepPlan:
     """Row, token id, and the number of tokens before which the token may not come."""
     additions: tuple[Tensor, Tensor, Tensor] | None
     """Row, token id and what is added to its logit."""
-    words: Words | None
+    words: tuple[Words, ...] | None
+    """Those of a length each."""
     penalties: Penalties | None
     allowed: tuple[Tensor, Tensor] | None
     """Rows, and their rows of `TokenMasks`."""
@@ -268,11 +269,9 @@ class SamplingState:
             self._to_device(values.astype(np.float32)),
         )
 
-    def _plan_words(self, row_of_slot: Ints) -> Words | None:
-        rows, slots, beginnings, lasts = self.bad_words.of_rows(row_of_slot)
-        if not len(rows):
-            return None
-        return Words(*map(self._to_device, (rows, slots, beginnings, lasts)))
+    def _plan_words(self, row_of_slot: Ints) -> tuple[Words, ...] | None:
+        found = self.bad_words.of_rows(row_of_slot)
+        return tuple(Words(*map(self._to_device, each)) for each in found) or None
 
     def _plan_penalties(self, slots: Ints, numbers: NDArray[Any]) -> Penalties | None:
         table_rows = self.seen.rows(slots)

@@ -19,31 +19,31 @@ from torch import Tensor
 from exo_engine.kernels.uploads import to_device
 
 Ints = NDArray[np.int64]
+_Entries = tuple[Ints, NDArray[np.float64]]
+_NO_ENTRIES: _Entries = np.empty(0, np.int64), np.empty(0, np.float64)
 _WORD_BITS = 32
 _ANY, _NONE = -1, -2
 """In a word that is shorter than the longest; before an answer's first token."""
 
 
 class TokenEntries:
-    """(slot, token id, value) for any number of tokens per slot."""
+    """(slot, token id, value) for any number of tokens per slot; joined only when asked, not for each slot that comes."""
 
     def __init__(self) -> None:
-        self._slots = np.empty(0, np.int64)
-        self._token_ids = np.empty(0, np.int64)
-        self._values = np.empty(0, np.float64)
+        self._of_slot: dict[int, _Entries] = {}
+        self._joined: tuple[Ints, _Entries] | None = None
 
     def add(self, slot: int, token_ids: Seq[int], values: Seq[float]) -> None:
         """Enter values for tokens of a slot."""
-        self._slots = np.append(self._slots, np.full(len(token_ids), slot))
-        self._token_ids = np.append(self._token_ids, np.array(token_ids, np.int64))
-        self._values = np.append(self._values, np.array(values, np.float64))
+        before = self._of_slot.get(slot, _NO_ENTRIES)
+        more = np.array(token_ids, np.int64), np.array(values, np.float64)
+        self._of_slot[slot] = np.append(before[0], more[0]), np.append(before[1], more[1])
+        self._joined = None
 
     def remove(self, slot: int) -> None:
         """Forget a slot's entries."""
-        if len(self._slots):
-            kept = self._slots != slot
-            self._slots, self._token_ids = self._slots[kept], self._token_ids[kept]
-            self._values = self._values[kept]
+        if self._of_slot.pop(slot, None) is not None:
+            self._joined = None
 
     def of_rows(self, row_of_slot: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
         """Return rows, token ids and values of the entries whose slots have a row.
@@ -51,9 +51,18 @@ class TokenEntries:
         Args:
             row_of_slot: (S,), -1 for a slot that has none.
         """
-        rows = row_of_slot[self._slots]
+        if self._joined is None:
+            self._joined = self._join()
+        slots, (token_ids, values) = self._joined
+        rows = row_of_slot[slots]
         found = rows >= 0
-        return rows[found], self._token_ids[found], self._values[found]
+        return rows[found], token_ids[found], values[found]
+
+    def _join(self) -> tuple[Ints, _Entries]:
+        token_ids, values = zip(_NO_ENTRIES, *self._of_slot.values(), strict=True)
+        lengths = list(map(len, token_ids[1:]))
+        slots = np.repeat(np.array(list(self._of_slot), np.int64), lengths)
+        return slots, (np.concatenate(token_ids), np.concatenate(values))
 
 
 class _Rows:
@@ -204,55 +213,94 @@ def unpack_bits(words: Tensor, vocab_size: int) -> Tensor:
     return bits.flatten(1)[:, :vocab_size].bool()
 
 
+class _WordTable:
+    """Words of about the same length, of all slots; joined only when they are asked for, not for each slot that comes.
+
+    Args:
+        width: L, tokens before the last one; shorter words are padded in front.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._of_slot: dict[int, Ints] = {}  # (W, L + 1)
+        self._joined: tuple[Ints, Ints] | None = None
+
+    def add(self, slot: int, words: Seq[Seq[int]]) -> None:
+        length = self._width + 1
+        padded = [(_ANY,) * (length - len(word)) + tuple(word) for word in words]
+        self._of_slot[slot], self._joined = np.array(padded, np.int64), None
+
+    def remove(self, slot: int) -> None:
+        if self._of_slot.pop(slot, None) is not None:
+            self._joined = None
+
+    def joined(self) -> tuple[Ints, Ints]:
+        """Return the slots (W,) and the words (W, L + 1)."""
+        if self._joined is None:
+            tables = list(self._of_slot.values())
+            slots = np.repeat(np.array(list(self._of_slot), np.int64), list(map(len, tables)))
+            empty = np.empty((0, self._width + 1), np.int64)
+            self._joined = slots, np.concatenate([empty, *tables])
+        return self._joined
+
+
 class BadWords:
-    """Words of several tokens, of which the last may not follow the others; per slot."""
+    """Words of several tokens, of which the last may not follow the others; per slot.
+
+    Words are kept with others of about their length, so that a long one makes none of the others longer.
+    """
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
-        self._slots = np.empty(0, np.int64)
-        self._beginnings = np.empty((0, 0), np.int64)  # (W, L), padded in front
-        self._lasts = np.empty(0, np.int64)
+        self._tables: dict[int, _WordTable] = {}  # by L, powers of two
+        self._slots: set[int] = set()
         self._ends = torch.full((num_slots, 0), _NONE, device=device)  # (S, L), of the answers
 
     def add(self, slot: int, words: Seq[Seq[int]], output_ids: Seq[int]) -> None:
         """Forbid a slot words of at least two tokens."""
-        longest = max(len(word) - 1 for word in words)
-        self._widen(max(longest, self._beginnings.shape[1]))
-        width = self._beginnings.shape[1]
-        padded = [(_ANY,) * (width + 1 - len(word)) + tuple(word) for word in words]
-        table = np.array(padded, np.int64)
-        self._slots = np.append(self._slots, np.full(len(words), slot))
-        self._beginnings = np.concatenate([self._beginnings, table[:, :-1]])
-        self._lasts = np.append(self._lasts, table[:, -1])
+        by_width: dict[int, list[Seq[int]]] = {}
+        for word in words:
+            by_width.setdefault(1 << (len(word) - 2).bit_length(), []).append(word)
+        for width, alike in by_width.items():
+            self._tables.setdefault(width, _WordTable(width)).add(slot, alike)
+        self._slots.add(slot)
+        self._widen(max(by_width))
+        width = self._ends.shape[1]
         end = ((_NONE,) * width + tuple(output_ids))[-width:]
         self._ends[slot] = to_device(np.array(end, np.int64), self._ends.device)
 
     def remove(self, slot: int) -> None:
         """Allow a slot all words again."""
-        kept = self._slots != slot
-        self._slots, self._lasts = self._slots[kept], self._lasts[kept]
-        self._beginnings = self._beginnings[kept]
+        if slot in self._slots:
+            self._slots.remove(slot)
+            for table in self._tables.values():
+                table.remove(slot)
 
     def append(self, slots: Ints, tokens: Tensor) -> None:
         """Remember one token (N,) more of each slot."""
-        if len(self._slots):
+        if self._slots:
             index = to_device(slots, tokens.device)
             self._ends[index] = torch.cat([self._ends[index, 1:], tokens.unsqueeze(1)], dim=1)
 
-    def of_rows(self, row_of_slot: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return row, slot, beginning (W, L) and last token of each word whose slot has a row."""
-        rows = row_of_slot[self._slots]
-        found = rows >= 0
-        return rows[found], self._slots[found], self._beginnings[found], self._lasts[found]
+    def of_rows(self, row_of_slot: Ints) -> list[tuple[Ints, Ints, Ints, Ints]]:
+        """Return row, slot, beginning (W, L) and last token of each word whose slot has a row; an entry for each L."""
+        by_length = []
+        for table in self._tables.values():
+            slots, words = table.joined()
+            rows = row_of_slot[slots]
+            found = rows >= 0
+            if found.any():
+                chosen = words[found]
+                by_length.append((rows[found], slots[found], chosen[:, :-1], chosen[:, -1]))
+        return by_length
 
     def has_begun(self, slots: Tensor, beginnings: Tensor) -> Tensor:
         """Return whether each slot's answer ends with the beginning (W, L) beside it: (W,) bool."""
-        ends = self._ends[slots][:, self._ends.shape[1] - beginnings.shape[1] :]
+        ends = self._ends[:, self._ends.shape[1] - beginnings.shape[1] :][slots]
         return ((beginnings == _ANY) | (beginnings == ends)).all(dim=1)
 
     def _widen(self, width: int) -> None:
-        more = width - self._beginnings.shape[1]
-        if more:
-            self._beginnings = np.pad(self._beginnings, ((0, 0), (more, 0)), constant_values=_ANY)
+        more = width - self._ends.shape[1]
+        if more > 0:
             # What came out before is not needed by the shorter words that are there.
             filler = self._ends.new_full((len(self._ends), more), _NONE)
             self._ends = torch.cat([filler, self._ends], dim=1)

@@ -56,8 +56,9 @@ class CoreFailure:
 class RequestStream:
     """Outputs of one HTTP request's sequences, in order, merged while nobody reads."""
 
-    def __init__(self, link: CoreLink, request_ids: Sequence[str]) -> None:
+    def __init__(self, link: CoreLink, request_ids: Sequence[str], repeated: int) -> None:
         self._link = link
+        self.repeated = repeated
         self._unfinished = set(request_ids)
         self._outputs: list[StepOutput] = []
         self._has_outputs = asyncio.Event()
@@ -127,6 +128,11 @@ class CoreLink:
         return len(self._streams)
 
     @property
+    def repeated(self) -> int:
+        """How much the parameters of these sequences are, each with a copy of its own."""
+        return sum(stream.repeated for stream in self._streams.values())
+
+    @property
     def pid(self) -> int | None:
         """The core's process id, once it is started."""
         return self._process.pid if self._process else None
@@ -166,9 +172,16 @@ class CoreLink:
         if self._writer is not None and not self._writer.is_closing():
             self._tell("reset_prefix_cache", None)
 
-    def submit(self, requests: Sequence[EngineRequest | PoolingRequest]) -> RequestStream:
-        """Give sequences, or texts to embed or score, to the core; their outputs come on one stream."""
-        stream = RequestStream(self, [request.request_id for request in requests])
+    def submit(
+        self, requests: Sequence[EngineRequest | PoolingRequest], *, repeated: int = 0
+    ) -> RequestStream:
+        """Give sequences, or texts to embed or score, to the core; their outputs come on one stream.
+
+        Args:
+            requests: that are computed.
+            repeated: how much the parameters of each are, as `request_size` counts it.
+        """
+        stream = RequestStream(self, [request.request_id for request in requests], repeated)
         if self._writer is None or self.failure is not None:
             for request in requests:
                 stream.deliver(_error_output(request.request_id, self.failure))
@@ -205,14 +218,23 @@ class CoreLink:
         self._writer.write(encode(kind, payload))
 
     async def close(self) -> None:
-        """End the core and wait until its process is gone."""
+        """End the core and wait until its process is gone: it is killed if it does not end in a few seconds."""
         self._is_closing = True
-        if self._process is not None and self.info is None:
-            self._process.kill()  # it may be loading for minutes, and has nothing to save
-        if self._writer is not None:
-            self._writer.close()
+        if self.info is None:
+            self.kill()  # it may be loading for minutes, and has nothing to save
+        self._hang_up()
         if self._reading is not None:
             await self._reading
+
+    def kill(self) -> None:
+        """Have `close()` wait no longer for the core to end by itself."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _hang_up(self) -> None:
+        """Leave the core without a last word: it may not read before somebody has read what it sends."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -228,8 +250,7 @@ class CoreLink:
                     status, self._oom_kills_before
                 )
             self._end_streams()
-            if self._writer is not None:
-                self._writer.close()
+            self._hang_up()
             self._ready.set()
             self._closed.set()
 

@@ -128,6 +128,7 @@ class Generation:
         prompts: list[list[int]],
         sampling: Sampling,
         max_tokens: list[int],
+        repeated: int = 0,
         tracing: Tracing | None = None,
     ) -> None:
         """Prepare the sequences; nothing is submitted yet.
@@ -140,6 +141,7 @@ class Generation:
             prompts: token ids of each prompt.
             sampling: how to answer.
             max_tokens: most tokens to generate, for each prompt.
+            repeated: how much the parameters of each sequence are, as `request_size` counts it.
             tracing: where the request's spans go.
         """
         self._tracing = tracing
@@ -148,6 +150,7 @@ class Generation:
         self._link = link
         self._metrics = metrics
         self._num_choices = sampling.num_choices
+        self._repeated = repeated
         self._prompts = prompts
         self.sequences = []
         for number, prompt in enumerate(prompts):
@@ -182,7 +185,8 @@ class Generation:
         Raises:
             ApiError: the core refused a sequence, or died.
         """
-        stream = self._link.submit([each.request for each in self.sequences])
+        requests = [each.request for each in self.sequences]
+        stream = self._link.submit(requests, repeated=self._repeated)
         reason = "abort"
         try:
             while not all(each.is_finished for each in self.sequences):

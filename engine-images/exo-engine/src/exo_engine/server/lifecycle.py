@@ -66,7 +66,7 @@ async def serve(command: ServeCommand, core: StartedCore) -> int:
         finally:
             service.phase = "draining"
             await runner.cleanup()
-            await link.close()
+            await _close(link, stop)
             await service.close()
             if service.tracing is not None:
                 await asyncio.to_thread(service.tracing.close)
@@ -134,9 +134,20 @@ async def _drain(
                 "ending requests that are still being answered",
                 extra={"sequences": service.link.num_unfinished},
             )
-            await service.link.close()  # every stream gets its error and ends by itself
+            await _close(service.link, stop)  # every stream gets its error and ends by itself
             await asyncio.wait({idle}, timeout=_LAST_WORDS_SECONDS)
     logger.info("drained")
+
+
+async def _close(link: CoreLink, stop: _Stop) -> None:
+    """End the core: on a second signal at once, else within a few seconds."""
+    async with _Tasks() as tasks:
+        closing = tasks.spawn(link.close(), "core-close")
+        again = tasks.spawn(stop.wait(2), "second-stop-watch")
+        await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            link.kill()
+        await closing
 
 
 async def _log_stats(service: Service) -> None:

@@ -1,12 +1,27 @@
-"""How much one request may ask for: all of it is copied and sent to the core at once."""
+"""How much requests may ask for: all of one is copied and sent to the core at once, and kept there until it ends."""
 
 from __future__ import annotations
 
-from exo_engine.server.api_errors import bad_request
+from collections.abc import Iterable, Sized
+
+from exo_engine.server.api_errors import ApiError, bad_request
+from exo_engine.server.core_link import CoreLink
+from exo_engine.server.sampling import Sampling
 
 MAX_SEQUENCES = 4096
 MAX_TOKENS = 2**22
 """Of all texts of a request, each as often as it is computed or answered: so many reach the core in about a second."""
+MAX_REPEATED = 2**20
+"""Of what each sequence of a request has a copy of, as `_sizes` counts it: less than 20 MB on the way to the core, and
+60 MB there."""
+MAX_REPEATED_TOGETHER = 2**22
+"""Of all requests that have not ended."""
+_SMALL = 4096
+"""A request with so much is taken whatever others hold."""
+_PER_STOP = 8
+_PER_WORD = 2
+_PER_BIAS = 2
+_BYTES_OF_GRAMMAR = 8
 
 
 def check_num_prompts(num_prompts: int, num_choices: int) -> None:
@@ -36,3 +51,57 @@ def check_num_tokens(number: int, param: str) -> None:
             "several requests",
             param,
         )
+
+
+def check_repeated(sampling: Sampling, num_sequences: int, link: CoreLink) -> int:
+    """Refuse parameters that are too much when each of a request's sequences has a copy of its own.
+
+    Args:
+        sampling: of the request.
+        num_sequences: prompts times choices.
+        link: which knows of the requests that have not ended. Beside them a small one is always taken.
+
+    Returns:
+        How much each sequence has, for `CoreLink.submit`.
+
+    Raises:
+        ApiError: 400 if all sequences have more than `MAX_REPEATED`, 429 if those of all requests would have more
+            than `MAX_REPEATED_TOGETHER`.
+    """
+    sizes = _sizes(sampling)
+    number = sum(sizes.values()) * num_sequences
+    if number > MAX_REPEATED:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise bad_request(
+            f"{largest} is too much for {num_sequences} answers (prompts times n), as each of them has all of it: "
+            f"lists of token ids, words and grammars of one request must be at most {MAX_REPEATED} token ids, "
+            f"counted for each answer, got {number}; shorten it, or send several requests",
+            largest,
+        )
+    if number > _SMALL and (held := link.repeated) + number > MAX_REPEATED_TOGETHER:
+        raise ApiError(
+            429,
+            f"too many requests with long lists of token ids, words or grammars: {held} token ids are held for those "
+            f"that are being served or wait, this one needs {number}, and {MAX_REPEATED_TOGETHER} is the limit",
+            code="queue_full",
+            headers={"Retry-After": "1"},
+        )
+    return sum(sizes.values())
+
+
+def _sizes(sampling: Sampling) -> dict[str, int]:
+    """Return what a sequence's copy of each field takes, by the memory of a token id in a list (36 bytes)."""
+    params = sampling.params
+    return {
+        "stop": _size_of_texts(sampling.stop, _PER_STOP),
+        "stop_token_ids": len(params.stop_token_ids),
+        "logit_bias": _PER_BIAS * len(params.logit_bias or ()),
+        "allowed_token_ids": len(params.allowed_token_ids or ()),
+        "bad_words": _size_of_texts(params.bad_words, _PER_WORD),
+        sampling.constrained_by: len((params.structured_outputs or "").encode())
+        // _BYTES_OF_GRAMMAR,
+    }
+
+
+def _size_of_texts(texts: Iterable[Sized], per_text: int) -> int:
+    return sum(len(text) + per_text for text in texts)

@@ -53,6 +53,8 @@ class Sampling:
     priority: int
     cache_salt: str | None
     """Only requests with the same one share keys and values."""
+    constrained_by: str = "structured_outputs"
+    """The field that a grammar came from."""
 
     def params_of(self, choice: int, max_tokens: int) -> SamplingParams:
         """Return the parameters of one choice; each has a seed of its own."""

@@ -31,7 +31,7 @@ from exo_engine.server.pools.tokenizer_pool import TokenizerPool
 from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.readers import Readers
-from exo_engine.server.request_size import check_num_prompts, check_num_tokens
+from exo_engine.server.request_size import check_num_prompts, check_num_tokens, check_repeated
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.server.telemetry.tracing import Tracing
@@ -332,7 +332,8 @@ class Service:
         if not self.link.is_vocabulary_told:
             tokenizer, size = self.text.tokenizer, self.vocabulary_size
             self.link.use_vocabulary(await asyncio.to_thread(vocabulary_of, tokenizer, size))
-        return replace(sampling, params=replace(sampling.params, structured_outputs=grammar))
+        params = replace(sampling.params, structured_outputs=grammar)
+        return replace(sampling, params=params, constrained_by=constraint.param)
 
     def check_prompt_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Refuse a prompt that leaves no room for an answer.
@@ -368,7 +369,7 @@ class Service:
             default_max_tokens: the limit of a request without one; None: what is left.
 
         Raises:
-            ApiError: 400 if a prompt is empty or too long, 429 if too many requests wait.
+            ApiError: 400 if a prompt is empty or too long, or there is too much; 429 if too many requests wait.
         """
         max_tokens = [
             self._limit(
@@ -380,9 +381,11 @@ class Service:
             for prompt in prompts
         ]
         check_num_prompts(len(prompts), sampling.num_choices)
-        if len(prompts) * sampling.num_choices > 1:  # one is as long as the model takes
+        num_sequences = len(prompts) * sampling.num_choices
+        if num_sequences > 1:  # one is as long as the model takes
             check_num_tokens(sum(map(len, prompts)) * sampling.num_choices, prompt_name)
-        self.check_queue(len(prompts) * sampling.num_choices)
+        repeated = check_repeated(sampling, num_sequences, self.link)
+        self.check_queue(num_sequences)
         self.metrics.observe_request(sampling.num_choices)
         return Generation(
             self.link,
@@ -392,6 +395,7 @@ class Service:
             prompts=list(prompts),
             sampling=sampling,
             max_tokens=max_tokens,
+            repeated=repeated,
             tracing=self.tracing,
         )
 
