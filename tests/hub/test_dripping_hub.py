@@ -24,7 +24,7 @@ from exo_inference.hub.download import LEAST_BYTES_PER_SECOND
 from exo_inference.hub.huggingface import HuggingFaceSource
 from exo_inference.hub.remote_architecture import fetch
 
-LIMIT = 0.3
+LIMIT = 0.1
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 WHERE = {
     "header": HEAD + b"X-Slow: ",
