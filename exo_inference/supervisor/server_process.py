@@ -16,9 +16,11 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from exo_inference.connection_limits import BACKLOG
 from exo_inference.liveness import LivenessAnswer
@@ -271,13 +273,12 @@ class SupervisedProcess:
         detector, policy = HangDetector(self._watching), self._watching
         path, before = self._state.live_socket(self.name), time.monotonic()
         while not self._stopping:
-            looking = asyncio.ensure_future(
-                asyncio.to_thread(probe_server, path, process.pid, policy)
-            )
+            look = _Look()
+            looking = asyncio.to_thread(look.take, path, process.pid, policy)
             try:
                 sign, stopped = await asyncio.shield(looking)
             except asyncio.CancelledError:
-                looking.add_done_callback(_drop)
+                look.abandon()
                 raise
             if sign is not None and sign.listener is not None:
                 self._take_over(sign.listener)
@@ -377,11 +378,31 @@ class SupervisedProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _drop(looking: asyncio.Future[tuple[LivenessAnswer | None, bool]]) -> None:
-    """Close what an answer that nobody waits for any more has brought."""
-    sign, _ = looking.result()
-    if sign is not None and sign.listener is not None:
-        sign.listener.close()
+class _Look:
+    """One look at a server, in a thread; what an answer brings is closed where nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_abandoned = False
+        self._listener: socket.socket | None = None
+
+    def take(self, path: Path, pid: int, policy: WatchPolicy) -> tuple[LivenessAnswer | None, bool]:
+        """See `probe_server`."""
+        sign, stopped = probe_server(path, pid, policy)
+        with self._lock:
+            self._listener = None if sign is None else sign.listener
+            self._close_if_abandoned()
+        return sign, stopped
+
+    def abandon(self) -> None:
+        """Close what was brought, or will be."""
+        with self._lock:
+            self._is_abandoned = True
+            self._close_if_abandoned()
+
+    def _close_if_abandoned(self) -> None:
+        if self._is_abandoned and self._listener is not None:
+            self._listener.close()
 
 
 def _describe(exit_code: int) -> str:
