@@ -1,8 +1,7 @@
 """Python's collector of garbage, kept away from what stays as long as its process.
 
 A start imports and builds some hundred thousand objects, none of which is garbage. Looking through them again and
-again is a fifth of the processor time of an import of PyTorch; later, whichever step a full collection
-falls on would be longer by that.
+again makes importing PyTorch longer; later, whichever step a full collection falls on would be longer by that.
 """
 
 from __future__ import annotations
