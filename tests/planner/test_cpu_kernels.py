@@ -74,6 +74,9 @@ def problems(found: Plan) -> list[str]:
                 ("qwen3_moe", {"moe_intermediate_size": 33}),
                 ("qwen3_moe", {"intermediate_size": 333}),
                 ("qwen3_moe", {"hidden_size": 101}),
+                ("llama", {"intermediate_size": 2**16}),
+                ("llama", {"intermediate_size": 2**16 + 8}),
+                ("qwen3_moe", {"moe_intermediate_size": 2**16 + 8}),
             )
             for weights in ("plain", "int8", "int4")
         ),

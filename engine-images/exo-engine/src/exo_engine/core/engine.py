@@ -179,8 +179,8 @@ class EngineCore:
             self.spec.eos_token_ids, params.stop_token_ids
         ):
             raise InvalidSamplingParams(
-                f"min_tokens is {params.min_tokens}, and until then no token that ends the answer may come, but "
-                "allowed_token_ids has only such tokens, so that none is left to choose",
+                f"min_tokens is {params.min_tokens}, and until then no token of stop_token_ids and none that ends a text "
+                "may come, but allowed_token_ids, less bad_words, has only such tokens, so that none is left to choose",
                 param="min_tokens",
             )
 

@@ -215,7 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as exc:
             if not has_no_memory(exc):
                 raise
-            link.send("failed", ["OutOfMemory", "a step ran out of memory", None, 71])
+            hint = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
+            link.send("failed", ["OutOfMemory", "the executor ran out of memory", hint, 71])
             return OutOfMemory.exit_code
     except ConnectionEnded:
         return 0
