@@ -122,6 +122,16 @@ def test_models_are_known_as_the_engine_computes_them(
     assert bool(parts.parts_by_pytorch(spec, dtype, settings.weight_format)) == is_refused
 
 
+def test_a_size_of_a_strangers_config_takes_no_memory_before_the_weights_are_looked_at() -> None:
+    parts = pytest.importorskip("exo_engine.models.by_pytorch")
+    most = pytest.importorskip("exo_engine.kernels.quantized").MAX_GROUP
+    for size in (2, 100, most, most + 8):
+        assert parts._probed(size) == size
+    for size in (10_000_001, 2**31 - 1, 2**62):
+        assert most < parts._probed(size) < 2 * most + 128
+        assert (parts._probed(size) - size) % 128 == 0
+
+
 def test_a_cache_that_the_kernels_read_is_advised() -> None:
     model = read_architecture(config("llama", max_position_embeddings=2**20), name="tiny")
     flags = settings_of(["--max-model-len=600000", "--kv-cache-memory-bytes=1G"], engine="exo")

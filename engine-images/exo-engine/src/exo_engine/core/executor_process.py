@@ -38,6 +38,7 @@ from exo_engine.core.step import (
     unpack_result,
 )
 from exo_engine.errors import (
+    LOWER,
     EngineError,
     InternalError,
     InvalidSamplingParams,
@@ -215,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as exc:
             if not has_no_memory(exc):
                 raise
-            hint = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
-            link.send("failed", ["OutOfMemory", "the executor ran out of memory", hint, 71])
+            with contextlib.suppress(MemoryError):  # the status says it, too
+                link.send("failed", ["OutOfMemory", "the executor ran out of memory", LOWER, 71])
             return OutOfMemory.exit_code
     except ConnectionEnded:
         return 0
