@@ -1,4 +1,4 @@
-"""How much memory this machine, or this container, has and has left, and how short it is. Reads only.
+"""How much memory this machine, or this container, has and has left, how short it is, and how many cores. Reads only.
 
 Within the limits of the control group, of version 1 or 2, and of every group above it that can be
 seen. The local platform asks; exo-engine has its own reading in `core/host_memory.py`. What a count
@@ -57,6 +57,28 @@ def read_host_memory(root: Path = ROOT) -> HostMemory:
     return HostMemory(total, free)
 
 
+def usable_cores(root: Path = ROOT) -> int:
+    """Return how many cores this process may keep busy, within the control groups' limits; at least 1.
+
+    A part of one does not count: a thread more than there is time for holds up all others.
+    """
+    allowed = [len(os.sched_getaffinity(0)), *(int(each) for each in _core_limits(root))]
+    return max(1, min(allowed))
+
+
+def _core_limits(root: Path) -> Iterator[float]:
+    """Yield the processor time per second of every control group that bounds this process's."""
+    for group in _groups(root, "cpu"):
+        if group.version == 1:
+            quota = _read_number(group.path / "cpu.cfs_quota_us")  # -1 where there is no limit
+            period = _read_number(group.path / "cpu.cfs_period_us")
+        else:
+            words = (*_read_text(group.path / "cpu.max").split(), "", "")[:2]  # `max`: no limit
+            quota, period = (int(word) if word.isdecimal() else None for word in words)
+        if quota and period:
+            yield quota / period
+
+
 def read_pressure(root: Path = ROOT) -> Pressure | None:
     """Return the greatest pressure of the machine and its control groups; None where nobody counts it."""
     files = [root / "proc/pressure/memory"]
@@ -71,8 +93,8 @@ class _Group:
     path: Path
 
 
-def _groups(root: Path) -> Iterator[_Group]:
-    """Yield the control groups that bound this process's memory, the innermost first."""
+def _groups(root: Path, controller: str = "memory") -> Iterator[_Group]:
+    """Yield the control groups with a controller that this process is in, the innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -80,8 +102,8 @@ def _groups(root: Path) -> Iterator[_Group]:
     mounts = root / "sys/fs/cgroup"
     for line in lines:
         number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            yield from _levels(1, mounts / "memory", path)
+        if controller in controllers.split(","):
+            yield from _levels(1, mounts / controller, path)
         elif number == "0" and not controllers:
             unified = mounts / "unified"
             yield from _levels(2, unified if unified.is_dir() else mounts, path)
@@ -114,11 +136,16 @@ def _limit_and_use(group: _Group) -> tuple[int | None, int]:
 
 def _read_number(path: Path) -> int | None:
     """Return the number in a file; None where there is no file, or no limit (`max`)."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
+    text = _read_text(path).strip()
     return int(text) if text.isdecimal() else None
+
+
+def _read_text(path: Path) -> str:
+    """Return a file's text; empty where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _read_table(path: Path, separator: str = " ") -> dict[str, int]:

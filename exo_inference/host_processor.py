@@ -81,7 +81,7 @@ def _ask_engine(named: str) -> EngineKernels:
     if find_spec("exo_engine") is None:
         return EngineKernels()
     answer = subprocess.run(
-        [sys.executable, "-m", "exo_engine.kernels.library"],
+        [sys.executable, "-P", "-m", "exo_engine.kernels.library"],
         capture_output=True,
         encoding="utf-8",
         errors="replace",

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from exo_inference.errors import ExoError
+from exo_inference.host_memory import usable_cores
 from exo_inference.host_processor import (
     EngineKernels,
     engine_kernels,
@@ -74,7 +75,7 @@ def measure_speed() -> ProcessorSpeed:
             "cannot measure this machine: exo-engine is not installed",
             hint="Run `pip install 'exo-inference[engine]'`.",
         )
-    command = [sys.executable, "-m", "exo_engine.machine"]
+    command = [sys.executable, "-P", "-m", "exo_engine.machine"]
     environment = {name: value for name, value in os.environ.items() if name not in _THREADS}
     try:
         answer = subprocess.run(
@@ -156,7 +157,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _this_processor() -> str:
-    return f"{_name()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{_name()}, {usable_cores()} cores"
 
 
 @cache

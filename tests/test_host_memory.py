@@ -12,6 +12,7 @@ from exo_inference.host_memory import (
     read_host_memory,
     read_pressure,
     sum_private_bytes,
+    usable_cores,
 )
 
 GIB = 2**30
@@ -130,6 +131,55 @@ def test_memory_is_that_of_the_tightest_group(
     total, free = expected
     found = read_host_memory(machine(tmp_path, cgroup, files))
     assert found == HostMemory(total * GIB, free * GIB)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        pytest.param("", {}, 8, id="no groups"),
+        pytest.param(
+            "4:cpu,cpuacct:/docker/abc\n",
+            {
+                "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us": "250000\n",
+                "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+            id="v1, a part of a core does not count",
+        ),
+        pytest.param(
+            "4:cpu:/docker/abc\n",
+            {
+                "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us": "100000\n",
+            },
+            8,
+            id="v1, none",
+        ),
+        pytest.param(
+            V2,
+            {
+                f"{V2_OWN}/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/user.slice/cpu.max": "300000 100000",
+            },
+            3,
+            id="v2, the slice above has less",
+        ),
+        pytest.param(V2, {f"{V2_OWN}/cpu.max": "50000 100000\n"}, 1, id="v2, half a core"),
+        pytest.param(
+            V2, {f"{V2_OWN}/cpu.max": "1600000 100000\n"}, 8, id="v2, more than there are"
+        ),
+        pytest.param(V2, {f"{V2_OWN}/cpu.max": "max\n"}, 8, id="v2, no period"),
+    ],
+)
+def test_cores_are_those_of_the_tightest_group(
+    cgroup: str,
+    files: dict[str, str],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert usable_cores(machine(tmp_path, cgroup, files)) == expected
 
 
 def stall(some: float, full: float) -> str:

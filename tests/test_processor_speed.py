@@ -33,7 +33,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     answer: dict[str, Any] = {"stdout": json.dumps(MEASURED), "stderr": "", "code": 0}
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-m", "exo_engine.machine"]
+        assert command[1:] == ["-P", "-m", "exo_engine.machine"]
         if answer["code"]:
             raise subprocess.CalledProcessError(
                 answer["code"], command, answer["stdout"], answer["stderr"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from benchmarks.cpu.contestants import THREADS, Contestant, all_contestants, cho
 from benchmarks.cpu.models import ROOT, SIZES
 from benchmarks.cpu.processes import stop_on_signals
 from benchmarks.cpu.quiet import SLOWEST_PACE
-from benchmarks.cpu.report import Report
+from benchmarks.cpu.report import Report, commit
 from benchmarks.cpu.run import HTTP, OFFLINE, Bench, Plan
 
 EXIT_FAILED, EXIT_BUSY = 1, 3
@@ -66,6 +67,11 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=instructions.VARIABLES,
         help="hold all engines to these; --write then replaces the figures of a page of its own",
     )
+    parser.add_argument(
+        "--page",
+        metavar="NAME",
+        help="of another machine: --write replaces the figures of docs/benchmarks/cpu-NAME.md instead",
+    )
     parser.add_argument("--output", type=Path, help="file for the figures in JSON")
     parser.add_argument("--logs", type=Path, help="folder for what the processes print")
     options = parser.parse_args(argv)
@@ -86,6 +92,13 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--output: {options.output} can be no file")  # said before hours are measured
     if options.write and (options.quick or options.rounds < 3):
         parser.error("--write keeps figures: it needs three rounds, and no --quick")
+    if options.page is not None and not re.fullmatch("[a-z0-9]+", options.page):
+        parser.error(f"--page: {options.page!r} is not of small letters and digits")
+    if options.page is not None and options.instructions is not None:
+        parser.error("--page: --instructions has a page of its own")
+    name = options.page or options.instructions
+    if options.write and not page.page_of(name).is_file():
+        parser.error(f"--page: there is no page docs/benchmarks/{page.page_of(name).name}")
     if options.write and options.shared_host and options.rounds < 5:
         parser.error("--write keeps figures: of a shared host it needs five rounds")
     try:
@@ -195,6 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output_tokens=options.output_tokens,
         slowest_pace=0.0 if options.shared_host else SLOWEST_PACE,
         kernels=instructions.of_kernels(),
+        commit=commit(),
     )
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bench-cpu-"))
     try:
@@ -207,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.output.write_text(page.as_json([report]), encoding="utf-8")
     print(page.as_markdown(page.parts_of(report)))
     if options.write:
-        page.write(report, instructions.held())
+        page.write(report, options.page or instructions.held())
     there = set(report.versions)
     return exit_code(report, failed=bool((there | {_WHOLE}) & set(report.missing)))
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks/cpu.md and cpu.json from a report, or those beside them of engines held to fewer instructions.
+"""docs/benchmarks/cpu.md and cpu.json from a report, or those beside them: of another machine, or of fewer instructions.
 
 What is written by hand around the figures stays.
 """
@@ -80,16 +80,18 @@ def as_markdown(parts: Mapping[Key, Report]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def page_of(held: str | None) -> Path:
-    """Return the page of a run whose engines are held to some instructions; None: to none."""
-    return PAGE.with_stem(f"{PAGE.stem}-{held}") if held else PAGE
+def page_of(name: str | None) -> Path:
+    """Return the page of another machine, or of engines held to some instructions; None: the first one."""
+    return PAGE.with_stem(f"{PAGE.stem}-{name}") if name else PAGE
 
 
-def write(report: Report, held: str | None = None) -> None:
+def write(report: Report, name: str | None = None) -> None:
     """Replace the figures of what was measured, on the page and in JSON; others stay, each with its own date."""
-    page = page_of(held)
+    page = page_of(name)
     figures = page.with_suffix(".json")
-    kept = [Report(**each) for each in json.loads(figures.read_text(encoding="utf-8"))]
+    kept = []
+    if figures.is_file():
+        kept = [Report(**each) for each in json.loads(figures.read_text(encoding="utf-8"))]
     parts = {key: part for each in (*kept, report) for key, part in parts_of(each).items()}
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
@@ -100,8 +102,9 @@ def write(report: Report, held: str | None = None) -> None:
 def _head(report: Report) -> str:
     where = ", ".join(f"{name} {value}" for name, value in report.shared_versions.items())
     total, rejected = len(report.measurements), report.rejected()
+    at = f" at {report.commit}" if report.commit else ""
     return (
-        f"Made on {report.made} by `{report.command}`: {report.machine}; {where}"
+        f"Made on {report.made}{at} by `{report.command}`: {report.machine}; {where}"
         + (f"; kernels of exo-engine: {report.kernels}" if report.kernels else "")
         + f". Medians of {report.rounds} rounds; "
         f"{rejected} of {total} measurements did not count, as others used the machine."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from benchmarks.cpu.quiet import SLOWEST_PACE, counts
 from benchmarks.cpu.shapes import PROMPT_TOKENS, Limits, Shape, floor_of_prompt, floor_of_step
 
 Figures = dict[str, float]
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Report:
     kernels: str = ""
     """The instructions that exo-engine computed with; empty: figures kept of an older run do not say."""
     shared_versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    """Of the sources, for whoever runs it again; empty: figures kept of an older run do not say."""
 
     def __post_init__(self) -> None:
         self.made = self.made or f"{datetime.now(UTC):%Y-%m-%d}"
@@ -242,8 +246,27 @@ def machine() -> str:
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     models = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
     cores = f"{len(os.sched_getaffinity(0))} cores of {next(models, platform.machine()).strip()}"
-    has = f" ({known})" if (known := of_processor(text)) else ""
-    return f"{cores}{has}, {platform.system()} {platform.release()}"
+    has = ", ".join(filter(None, (_generation(text), of_processor(text))))
+    return f"{cores}{f' ({has})' if has else ''}, {platform.system()} {platform.release()}"
+
+
+def _generation(cpuinfo: str) -> str:
+    """Return `family 26 model 2`, which tells processors apart that share a name; empty where Linux does not say."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    said = {name.strip(): value.strip() for name, _, value in lines}
+    names = {"cpu family": "family", "model": "model"}
+    return " ".join(f"{word} {said[name]}" for name, word in names.items() if name in said)
+
+
+def commit() -> str:
+    """Return the commit of the sources, with `and changes` where they have some; empty outside of a clone."""
+    asked = [
+        subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=False)
+        for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "-uno"))
+    ]
+    if any(each.returncode for each in asked):
+        return ""
+    return f"commit {asked[0].stdout.strip()}" + (" and changes" if asked[1].stdout else "")
 
 
 def versions() -> dict[str, str]:

@@ -71,7 +71,10 @@ class KernelsHook(BuildHookInterface):
 def _find_compiler() -> list[str] | None:
     """Return the words of the command: CXX may have more than a program, as `ccache g++` has."""
     if named := os.environ.get("CXX", "").strip():
-        return shlex.split(named)
+        try:
+            return shlex.split(named)
+        except ValueError:  # a quote without its end: no such program, as the build then says
+            return [named]
     found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     return None if found is None else [found]
 

@@ -203,6 +203,7 @@ _EXO_KERNELS = ProcessorKernels(
     quantizations=frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"}),
     cache_types=frozenset({"auto", "bfloat16", "int8"}),  # exo_engine/attention/cpu.py
     input_multiple=2,  # exo_engine/weight_formats/plain.py and layers/embedding.py
+    most_int8_inputs=2**16,  # exo_engine/weight_formats/int8.py
     backend="cpu",
     other_backends=frozenset({"auto", "reference"}),
     head_multiple=16,  # exo_engine/kernels/pages.py, as the next two

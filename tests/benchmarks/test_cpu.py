@@ -187,6 +187,15 @@ def own_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return there
 
 
+def test_another_machine_has_a_page_of_its_own(own_page: Path) -> None:
+    there = own_page.with_stem("cpu-mine")
+    there.write_text(f"# Mine\n\n{page.BEGIN}\n{page.END}\n")
+    page.write(report_of(("exo-engine-bf16", "decode 1", [1.0])), "mine")
+    assert "## S, the shape of" in there.read_text()
+    assert len(json.loads(there.with_suffix(".json").read_text())) == 1
+    assert "old" in own_page.read_text()
+
+
 def test_a_page_keeps_what_is_written_by_hand(own_page: Path) -> None:
     page.write(report_of(("exo-engine-bf16", "decode 1", [1.0])))
     text = own_page.read_text()

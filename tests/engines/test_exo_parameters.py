@@ -10,7 +10,12 @@ PARAMETERS = ENGINE.parameters()
 
 
 def right_value(parameter: EngineParameter) -> str:
-    by_type = {"integer": "1024", "float": "0.5", "number": "0.5", "json": "{}"}
+    by_type = {
+        "integer": "256" if parameter.name == "cpu-threads" else "1024",
+        "float": "0.5",
+        "number": "0.5",
+        "json": "{}",
+    }
     return (parameter.allowed_values or [by_type.get(parameter.type, "text")])[0]
 
 

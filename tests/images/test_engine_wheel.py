@@ -28,6 +28,7 @@ QUESTIONS = ("Who are you?", "What is a GPU?", "Tell me a joke.", "How do I stop
 WARNINGS = {
     "none": "no C++ compiler: the engine will compute with PyTorch alone",
     "broken": "cannot compile the CPU kernels, so the engine will compute with PyTorch alone",
+    "ill-formed": "cannot compile the CPU kernels, so the engine will compute with PyTorch alone",
     "missing": "no-such-cache g++ cannot compile the CPU kernels, so the engine will compute with PyTorch alone",
 }
 """By what the machine that builds has for a compiler: what the build says."""
@@ -39,7 +40,8 @@ def build(tmp_path: Path, compiler: str) -> Path:
     programs.mkdir()
     if compiler == "broken":
         (programs / "c++").symlink_to(shutil.which("false") or "/bin/false")
-    variables = {"CXX": "no-such-cache g++"} if compiler == "missing" else {}
+    named = {"missing": "no-such-cache g++", "ill-formed": 'g++ "'}
+    variables = {"CXX": named[compiler]} if compiler in named else {}
     # Building there leaves the kernels of this installation where they are.
     without = shutil.ignore_patterns("tests", "benchmarks", "__pycache__", "*.so")
     shutil.copytree(ENGINE, sources, ignore=without)

@@ -74,6 +74,9 @@ def problems(found: Plan) -> list[str]:
                 ("qwen3_moe", {"moe_intermediate_size": 33}),
                 ("qwen3_moe", {"intermediate_size": 333}),
                 ("qwen3_moe", {"hidden_size": 101}),
+                ("llama", {"intermediate_size": 2**16}),
+                ("llama", {"intermediate_size": 2**16 + 8}),
+                ("qwen3_moe", {"moe_intermediate_size": 2**16 + 8}),
             )
             for weights in ("plain", "int8", "int4")
         ),
@@ -117,6 +120,16 @@ def test_models_are_known_as_the_engine_computes_them(
     settings = config_module.resolve(asked, config_file.limits_of(spec), has_cuda=False)
     dtype = loading.DTYPES[settings.dtype]
     assert bool(parts.parts_by_pytorch(spec, dtype, settings.weight_format)) == is_refused
+
+
+def test_a_size_of_a_strangers_config_takes_no_memory_before_the_weights_are_looked_at() -> None:
+    parts = pytest.importorskip("exo_engine.models.by_pytorch")
+    most = pytest.importorskip("exo_engine.kernels.quantized").MAX_GROUP
+    for size in (2, 100, most, most + 8):
+        assert parts._probed(size) == size
+    for size in (10_000_001, 2**31 - 1, 2**62):
+        assert most < parts._probed(size) < 2 * most + 128
+        assert (parts._probed(size) - size) % 128 == 0
 
 
 def test_a_cache_that_the_kernels_read_is_advised() -> None:

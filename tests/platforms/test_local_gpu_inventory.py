@@ -155,7 +155,7 @@ async def test_update_without_a_spare_gpu_replaces_one_by_one(rig: Rig) -> None:
 async def test_cores_are_shared_among_replicas_on_the_cpu(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_inference.platforms.local.lifecycle.num_cores", lambda: 8)
+    monkeypatch.setattr("exo_inference.platforms.local.lifecycle.usable_cores", lambda: 8)
     observed = await rig.until_ready(rig.desired(2))
     path = Path(rig.directory(observed.replicas[0].name) / "launch.json")
     assert json.loads(path.read_text())["environment"]["OMP_NUM_THREADS"] == "4"

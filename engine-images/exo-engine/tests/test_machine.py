@@ -50,3 +50,12 @@ def test_it_prints_one_line_of_json(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert json.loads(lines[0])["read_bytes"] == found.read_bytes
+
+
+def test_kernels_that_are_not_there_are_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXO_ENGINE_CPU_KERNELS", "bogus")
+    monkeypatch.setattr("sys.argv", ["machine"])
+    assert machine.main() == 78
+    assert capsys.readouterr().err.startswith("EXO_ENGINE_CPU_KERNELS is 'bogus'")

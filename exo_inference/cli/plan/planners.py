@@ -163,7 +163,7 @@ def measure_processor(session: Session, planner: Planner) -> None:
     rates = ", ".join(f"{rate / 1e9:,.0f} in {kind}" for kind, rate in speed.operations.items())
     session.remark(
         f"{speed.processor}: {speed.read_bytes / 1e9:.1f} GB/s of weights; products in GFLOP/s: {rates} "
-        f"({speed.threads} threads, {speed.kernels})"
+        f"({speed.threads} thread{'s' * (speed.threads != 1)}, {speed.kernels})"
     )
     doubt = _doubt(speed)
     if doubt:

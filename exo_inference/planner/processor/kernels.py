@@ -32,6 +32,7 @@ class ProcessorKernels:
         quantizations: values of --quantization.
         cache_types: values of --kv-cache-dtype.
         input_multiple: plain weights have a multiple of so many inputs.
+        most_int8_inputs: inputs of INT8 weights, whose sums are whole numbers of 32 bits.
         backend: the value of --attention-backend that asks for them; without the flag they are taken where they can be.
         other_backends: its values that take no kernels and start on a processor all the same.
         head_multiple, longest_head: heads have a multiple of so many numbers, and so many at most.
@@ -43,6 +44,7 @@ class ProcessorKernels:
     quantizations: frozenset[str]
     cache_types: frozenset[str]
     input_multiple: int
+    most_int8_inputs: int
     backend: str
     other_backends: frozenset[str]
     head_multiple: int

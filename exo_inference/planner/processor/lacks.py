@@ -133,8 +133,12 @@ def _find(setting: Setting, kernels: ProcessorKernels) -> Iterator[Lack]:
         why = f"{own} multiply no weights of --quantization={asked}"
         step = "set --quantization=int8 or int4, or leave --quantization out"
         yield Lack("layers", why, step, ("quantization", "int8"))
-    elif (lack := _lack_of_size(setting.model, kernels, own, is_plain=not asked)) is not None:
-        yield lack
+    else:
+        lacks = (
+            _lack_of_size(setting.model, kernels, own, is_plain=not asked),
+            _lack_of_int8(setting.model, kernels, own, asked),
+        )
+        yield from filter(None, lacks)
     if (part := kernels.by_torch.get(setting.model.model_type)) is not None:
         why = f"PyTorch computes {part.what} of {setting.model.model_type} models on a CPU"
         yield Lack("layers", why, most_times=part.most_times)
@@ -162,6 +166,21 @@ def _lack_of_size(
     if odd["routers of experts"]:  # plain in any format
         return Lack("layers", why)
     return Lack("layers", why, "set --quantization=int8", ("quantization", "int8"))
+
+
+def _lack_of_int8(
+    model: Architecture, kernels: ProcessorKernels, own: str, asked: str
+) -> Lack | None:
+    """Return what is lacking for the number of inputs of weights in INT8, as those of the head are with INT4, too."""
+    if not asked:
+        return None
+    sizes = {model.hidden_size}
+    if asked == "int8":
+        sizes |= {each.in_features for layer, _ in model.layer_counts for each in layer.weights}
+    if (largest := max(sizes)) <= kernels.most_int8_inputs:
+        return None
+    why = f"{own} multiply INT8 weights of {kernels.most_int8_inputs} inputs at most, this model has {largest}"
+    return Lack("layers", why, "leave --quantization out")
 
 
 def _find_of_attention(setting: Setting, kernels: ProcessorKernels, own: str) -> Iterator[Lack]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,8 +126,3 @@ def _simulated_gpus(kind: SimulatedGpus) -> list[GpuDevice]:
         GpuDevice(f"{SIMULATED_PREFIX}{kind.family}-{number}", kind.gpu.name, memory_mib, kind)
         for number in range(kind.count)
     ]
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))

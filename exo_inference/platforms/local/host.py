@@ -18,9 +18,9 @@ from exo_inference.host_memory import (
     read_host_memory,
     read_pressure,
     sum_private_bytes,
+    usable_cores,
 )
 from exo_inference.platforms.gpu_families import CPU_FAMILY
-from exo_inference.platforms.local.gpu_inventory import num_cores
 from exo_inference.platforms.local.replica_dir import ReplicaFacts, ReplicaRecord
 from exo_inference.platforms.replica_memory import (
     STAND_IN_BYTES,
@@ -88,7 +88,7 @@ class Host:
     """
 
     root: Path = field(default_factory=lambda: Path("/"))
-    cores: int = field(default_factory=num_cores)
+    cores: int = field(default_factory=usable_cores)
 
     def look(self, replicas: Sequence[ReplicaFacts], *, paused: bool = False) -> HostView:
         """Return the machine with these replicas on it. Reads /proc; for a thread."""

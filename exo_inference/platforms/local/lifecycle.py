@@ -21,10 +21,10 @@ from pathlib import Path
 
 from exo_inference.engines import Engine, ReplicaCommand
 from exo_inference.errors import PlatformError
+from exo_inference.host_memory import usable_cores
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.gpu_families import CPU_FAMILY
 from exo_inference.platforms.local.environment import engine_environment
-from exo_inference.platforms.local.gpu_inventory import num_cores
 from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import (
     Children,
@@ -209,7 +209,7 @@ class Lifecycle:
         num_sharing = 1
         if desired.spec.gpu_type == CPU_FAMILY:
             num_sharing = await self._placement.count_cpu_replicas(desired)
-        return max(1, num_cores() // num_sharing)
+        return max(1, usable_cores() // num_sharing)
 
     def _simulate(
         self,

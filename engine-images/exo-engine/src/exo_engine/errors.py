@@ -113,6 +113,10 @@ class InternalError(EngineError):
     """The engine broke one of its own promises; this is a bug."""
 
 
+LOWER = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
+"""The hint where memory of the host ran out."""
+
+
 def has_no_memory(error: BaseException) -> bool:
     """Say whether Python, or PyTorch's allocator for a CPU, which has no error of its own for it, found no room."""
     return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -17,7 +17,8 @@ from exo_engine.weight_formats import formats_made_at_load
 
 _ONE_GPU: Final = "this version runs a model on one device; use more replicas instead"
 
-MAX_CPU_THREADS: Final = 1024
+MAX_CPU_THREADS: Final = 256
+"""`kMaxThreads` of kernels/csrc/threads.h."""
 MAX_NUM_SEQS: Final = 65_536
 """More than this no machine has use for; some ten thousand leave its other processes none."""
 
@@ -371,7 +372,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         minimum=1,
         maximum=MAX_CPU_THREADS,
         description="Threads for computing on the CPU, of each rank. Left out: one per core that affinity and "
-        "control groups leave, shared among the ranks. exo-engine only.",
+        f"control groups leave, shared among the ranks, and no more than {MAX_CPU_THREADS}. exo-engine only.",
     ),
     Flag(
         name="simulation",

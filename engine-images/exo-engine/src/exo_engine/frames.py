@@ -29,7 +29,8 @@ class ConnectionEnded(Exception):
 
 def encode(kind: str, payload: Any) -> bytes:
     """Return one message as a frame."""
-    body: bytes = msgpack.packb((kind, payload), use_bin_type=True)
+    # Names of files may have bytes that are no UTF-8, and JSON halves of characters.
+    body: bytes = msgpack.packb((kind, payload), use_bin_type=True, unicode_errors="surrogatepass")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -152,5 +153,7 @@ class FrameSocket:
 
 
 def _decode(body: bytes) -> Message:
-    kind, payload = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    kind, payload = msgpack.unpackb(
+        body, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
+    )
     return kind, payload

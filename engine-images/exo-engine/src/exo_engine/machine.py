@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from exo_engine.core.host_memory import usable_cores
+from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import chosen_kernels
 from exo_engine.kernels.processor import is_fast_in_bfloat16
 from exo_engine.weight_formats import PLAIN, load_format
@@ -138,7 +139,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args()
-    print(json.dumps(asdict(measure())))
+    try:
+        print(json.dumps(asdict(measure())))
+    except ConfigurationError as error:
+        print(f"{error.message}. {error.hint}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

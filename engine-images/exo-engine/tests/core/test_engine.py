@@ -386,6 +386,15 @@ def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
     ("words", "param"),
     [
         ({"allowed_token_ids": (7, 8), "stop_token_ids": (7, 8), "min_tokens": 2}, "min_tokens"),
+        (
+            {
+                "allowed_token_ids": (7, 8),
+                "bad_words": ((7,),),
+                "stop_token_ids": (8,),
+                "min_tokens": 2,
+            },
+            "min_tokens",
+        ),
         ({"allowed_token_ids": (7, 8), "bad_words": ((7,), (8,))}, "allowed_token_ids"),
     ],
 )

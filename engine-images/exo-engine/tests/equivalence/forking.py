@@ -36,12 +36,13 @@ class Forking:
         self, command: Sequence[str], *, pass_fds: Sequence[int], stdin: int
     ) -> Forked:
         """Start what `subprocess.Popen` would, which inherits one socket."""
-        assert command[1:4] == [
+        assert command[1:5] == [
+            "-P",
             "-m",
             "exo_engine.core.executor_process",
             "--socket",
         ]
-        assert command[4:] == [str(pass_fds[0]), "--parent", str(os.getpid())]
+        assert command[5:] == [str(pass_fds[0]), "--parent", str(os.getpid())]
         assert stdin == subprocess.DEVNULL
         status, theirs = os.pipe()
         socket.send_fds(self._socket, [b"x"], [pass_fds[0], theirs])

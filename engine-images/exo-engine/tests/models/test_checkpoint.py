@@ -92,6 +92,31 @@ def test_a_tensor_without_a_place_is_named(model_dir, rewrite):
     assert "has model.layers.0.self_attn.q_proj.bias" in refusal(model_dir).message
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "told"),
+    [
+        ("x\ud800", "F32", "has x\\ud800, for which"),
+        (
+            "\x1b[2J\nexo-engine: error: forged",
+            "F32",
+            r"has \x1b[2J\nexo-engine: error: forged, for",
+        ),
+        ("model.norm.weight", "F4\ud800\x1b", r"has dtype F4\ud800\x1b, expected"),
+    ],
+)
+def test_foreign_names_are_shown_as_one_line_that_prints(model_dir, name, dtype, told):
+    path = model_dir / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header[name] = {**header.get(name, {"shape": [0], "data_offsets": [0, 0]}), "dtype": dtype}
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
+    message = refusal(model_dir).message
+    assert told in message
+    assert message.isprintable()
+
+
 def test_a_wrong_shape_is_named_with_both_shapes(model_dir, rewrite):
     rewrite(lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"][1:]}))
     message = refusal(model_dir).message

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 from exo_engine import pulse
-from exo_engine.errors import CoreFailed
+from exo_engine.errors import LOWER, CoreFailed, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket
-from exo_engine.server import core_link, lifecycle
+from exo_engine.server import core_link, core_process, lifecycle
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.core_start import StartedCore
 
@@ -42,6 +42,17 @@ def test_killed_core_is_explained_by_the_kernels_count(
     assert failure.exit_code == exit_code
     assert words in failure.message
     assert (failure.hint is None) == (exit_code == 70)
+
+
+def test_a_core_without_memory_to_say_so_says_it_by_its_status() -> None:
+    class Full:
+        def send(self, kind: str, payload: object) -> None:
+            raise MemoryError
+
+    assert core_process._report(Full(), MemoryError()) == OutOfMemory.exit_code  # type: ignore[arg-type]
+    failure = core_link._failure_from_status(OutOfMemory.exit_code, None)
+    assert "ran out of memory" in failure.message
+    assert failure.hint == LOWER
 
 
 async def test_idle_core_ends_with_a_process_that_computes_for_it() -> None:

@@ -152,3 +152,22 @@ def test_stats_and_configuration_survive() -> None:
     assert unpack_stats(through_a_frame(pack(stats))) == stats  # type: ignore[arg-type]
     config = EngineConfig(model_dir=Path("/m"), max_model_len=9, seed=3)
     assert unpack_config(through_a_frame(pack_config(config))) == config  # type: ignore[arg-type]
+
+
+def test_a_sibling_comes_without_the_prompt_that_it_shares() -> None:
+    first = EngineRequest("r-0", (1, 2, 3), SamplingParams())
+    second = EngineRequest("r-1", (1, 2, 3), SamplingParams(), sibling_of="r-0")
+    packed = through_a_frame(pack_request(second))
+    assert (1, 2, 3) not in packed  # type: ignore[operator]
+    unpacked = unpack_request(packed, first.prompt_token_ids)  # type: ignore[arg-type]
+    assert unpacked == second
+    assert unpacked.prompt_token_ids is first.prompt_token_ids
+
+
+def test_names_of_any_bytes_survive() -> None:
+    """Of files, and of halves of characters that JSON may have."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for text in ("n\udcff", "x\ud800", "\U0001f600"):
+            FrameSocket(ours).send("m", [text, {text: 1}])
+            assert FrameSocket(theirs).receive(is_waiting=True) == [("m", [text, {text: 1}])]

@@ -45,6 +45,11 @@ async def test_routes_are_there_only_where_switched_on_and_for_who_has_a_key(
         ({}, {}, 404),
         ({**ALL, "api_keys": ("secret",)}, {}, 401),
         ({**ALL, "api_keys": ("secret",)}, key, 200),
+        (
+            {**ALL, "api_keys": ("\udcff", "secret")},
+            key,
+            200,
+        ),  # a variable of bytes that are no UTF-8
     ):
         async with (
             serving(Resetting([5]), model_dir, **options) as server,

@@ -11,7 +11,7 @@ from exo_engine.core.request import EngineRequest
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.server import request_size
 from exo_engine.server.api_errors import ApiError
-from exo_engine.server.core_link import CoreLink, RequestStream
+from exo_engine.server.core_link import CoreLink, Held, RequestStream
 from exo_engine.server.sampling import Sampling
 from exo_engine.structured_output.vocabulary import Vocabulary
 
@@ -137,10 +137,10 @@ async def test_parameters_of_unfinished_requests_are_bounded_together() -> None:
     async with linked(FakeCore([5])) as link:
         full = request_size.MAX_REPEATED
         requests = [EngineRequest(f"r-{index}", (5,), SamplingParams()) for index in range(4)]
-        streams = [link.submit([each], repeated=full) for each in requests[:3]]
-        assert link.repeated == 3 * full
+        streams = [link.submit([each], held=Held(full)) for each in requests[:3]]
+        assert link.held == Held(3 * full)
         assert request_size.check_repeated(sampling(full // 4), 4, link) == full // 4
-        streams.append(link.submit(requests[3:], repeated=full))
+        streams.append(link.submit(requests[3:], held=Held(full)))
         with pytest.raises(ApiError, match=f"{4 * full} token ids are held") as refused:
             request_size.check_repeated(sampling(full // 4), 4, link)
         assert (refused.value.status, refused.value.code) == (429, "queue_full")
@@ -149,18 +149,18 @@ async def test_parameters_of_unfinished_requests_are_bounded_together() -> None:
         streams[0].abort()
         for each in streams[1:]:
             await each.next_outputs()
-        assert link.repeated == 0
+        assert link.held == Held()
 
 
 async def test_a_request_is_counted_until_it_has_ended(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[int] = []
+    held: list[Held] = []
 
     class Watched(CoreLink):
-        def submit(self, requests: Any, *, repeated: int = 0) -> RequestStream:
-            stream = super().submit(requests, repeated=repeated)
-            held.append(self.repeated)
+        def submit(self, requests: Any, **others: Any) -> RequestStream:
+            stream = super().submit(requests, **others)
+            held.append(self.held)
             return stream
 
     monkeypatch.setattr(scripted_core, "CoreLink", Watched)
@@ -172,4 +172,20 @@ async def test_a_request_is_counted_until_it_has_ended(
         "ignore_eos": True,
     }
     status, _ = await post(model_dir, FakeCore([5]), "/v1/completions", body)
-    assert (status, held) == (200, [3 * (60 + 2 + 8)])
+    assert (status, held) == (200, [Held(3 * (60 + 2 + 8), 3 * 2)])
+
+
+async def test_prompts_of_several_choices_are_bounded_together() -> None:
+    async with linked(FakeCore([5])) as link:
+        limit = request_size.MAX_COPIED_TOGETHER
+        requests = [EngineRequest(f"r-{index}", (5,), SamplingParams()) for index in range(2)]
+        stream = link.submit(requests, held=Held(0, limit // 2))
+        assert request_size.check_copied([range(limit)], 1, link) == 0, "one answer needs no copy"
+        assert request_size.check_copied([range(500), range(700)], 3, link) == 600, "a small one"
+        with pytest.raises(ApiError, match=f"{limit} tokens are held") as refused:
+            request_size.check_copied([range(5000)], 2, link)
+        assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        stream.abort([requests[0].request_id])
+        assert link.held == Held(0, limit // 2)
+        assert request_size.check_copied([range(5000)], 2, link) == 5000
+        stream.abort()

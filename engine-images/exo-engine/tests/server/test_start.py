@@ -127,3 +127,14 @@ def test_completions_need_neither_jinja_nor_prometheus(
     assert (refused.status_code, "jinja2" in refused.text) == (400, True)
     shown = http.get("/metrics")
     assert (shown.status_code, "prometheus-client" in shown.text) == (501, True)
+
+
+def test_a_core_imports_nothing_of_the_folder_that_the_server_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be that of a model, whose files are a stranger's."""
+    (tmp_path / "msgpack.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    core = start_core("warning")
+    core.connection.close()
+    assert core.process.wait(60) == 0, "it ends as nobody is there to tell it what to load"

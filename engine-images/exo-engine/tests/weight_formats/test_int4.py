@@ -67,6 +67,20 @@ def test_weights_of_any_size_have_the_same_codes(name: str, exponent: int) -> No
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", FORMS)
+def test_one_weight_far_beyond_the_others_is_kept(name: str, sign: int) -> None:
+    """A group's scale has the opposite sign of its largest number, so all scales count, not those above 0 alone."""
+    torch.manual_seed(0)
+    weight = torch.randn(70, 300) * 0.02
+    weight[5, 7] = sign * 1e5
+    found = numbers(filled(weight, name), weight)
+    assert found[5, 7] == pytest.approx(sign * 1e5, rel=0.01)
+    others = torch.arange(300) // FORMS[name] != 7 // FORMS[name]
+    assert (found - weight)[:, others].norm() < 0.16 * weight[:, others].norm()
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("name", FORMS)
 def test_weights_of_sixteen_steps_stay_as_they_are(name: str) -> None:
     steps = torch.arange(-8.0, 8.0).repeat(3, 16)

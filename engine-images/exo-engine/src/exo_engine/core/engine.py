@@ -132,11 +132,12 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def _check_token_ids(self, request: EngineRequest) -> None:
-        for token_id in request.prompt_token_ids:
-            if not 0 <= token_id < self.spec.vocab_size:
+        largest = self.spec.vocab_size - 1
+        ends = (min(request.prompt_token_ids, default=0), max(request.prompt_token_ids, default=0))
+        for token_id in ends:
+            if not 0 <= token_id <= largest:
                 raise RequestError(
-                    f"the prompt has token id {token_id}, but the vocabulary has ids from 0 to "
-                    f"{self.spec.vocab_size - 1}",
+                    f"the prompt has token id {token_id}, but the vocabulary has ids from 0 to {largest}",
                     param="prompt",
                 )
 
@@ -179,8 +180,8 @@ class EngineCore:
             self.spec.eos_token_ids, params.stop_token_ids
         ):
             raise InvalidSamplingParams(
-                f"min_tokens is {params.min_tokens}, and until then no token that ends the answer may come, but "
-                "allowed_token_ids has only such tokens, so that none is left to choose",
+                f"min_tokens is {params.min_tokens}, and until then no token of stop_token_ids and none that ends a text "
+                "may come, but allowed_token_ids, less bad_words, has only such tokens, so that none is left to choose",
                 param="min_tokens",
             )
 

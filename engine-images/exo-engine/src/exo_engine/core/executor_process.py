@@ -38,6 +38,7 @@ from exo_engine.core.step import (
     unpack_result,
 )
 from exo_engine.errors import (
+    LOWER,
     EngineError,
     InternalError,
     InvalidSamplingParams,
@@ -215,7 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as exc:
             if not has_no_memory(exc):
                 raise
-            link.send("failed", ["OutOfMemory", "a step ran out of memory", None, 71])
+            with contextlib.suppress(MemoryError):  # the status says it, too
+                link.send("failed", ["OutOfMemory", "the executor ran out of memory", LOWER, 71])
             return OutOfMemory.exit_code
     except ConnectionEnded:
         return 0

@@ -45,6 +45,7 @@ from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.scheduling.token_budget import SchedulerLimits
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import ConfigurationError, OutOfMemory
+from exo_engine.flags import MAX_CPU_THREADS
 from exo_engine.kernels import compilations
 from exo_engine.kernels.library import kernels_for
 from exo_engine.kernels.processor import is_fast_in_bfloat16
@@ -286,7 +287,7 @@ def threads_of_rank(settings: ResolvedConfig) -> int:
     if settings.num_threads is not None:
         return settings.num_threads
     cores = min(torch.get_num_threads(), host_memory.usable_cores())
-    return max(1, cores // settings.tensor_parallel_size)
+    return max(1, min(cores // settings.tensor_parallel_size, MAX_CPU_THREADS))
 
 
 def make_scheduler(

@@ -99,8 +99,8 @@ class QuantizedMatrix:
         self.pack(codes, scales.float().div_(self.scale))
 
     def set_scale(self, scales: Tensor) -> None:
-        """Choose what is taken out of all scales of the matrix, for `pack_scaled_rows`."""
-        _, exponent = torch.frexp(scales.float().max())
+        """Choose what is taken out of all scales of the matrix, for `pack_scaled_rows`; INT4 has scales below 0, too."""
+        _, exponent = torch.frexp(scales.float().abs().amax())
         self.scale = 2.0 ** (int(exponent) - 14)
 
     def pack_scaled_rows(self, first: int, codes: Tensor, scales: Tensor) -> None:

@@ -106,9 +106,9 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
             )
         header_bytes = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+            wanted = f"a header of {header_bytes} bytes" if len(prefix) == 8 else "a header"
             raise ModelUnusable(
-                f"{path} is not a whole safetensors file: it has {size} bytes, expected a "
-                f"header of {header_bytes} bytes and data after it",
+                f"{path} is not a whole safetensors file: it has {size} bytes, expected {wanted} and data after it",
                 hint=_AGAIN,
             )
         raw = file.read(header_bytes)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from exo_engine.errors import ModelUnusable
+from exo_engine.foreign_files import shown
 from exo_engine.layers import Layer, Slot
 from exo_engine.models.checkpoint import TensorEntry, read_checkpoint
 from exo_engine.models.decoder import Decoder
@@ -107,7 +108,7 @@ def check_checkpoint(
             )
         if entry.dtype not in stored.dtypes:
             raise ModelUnusable(
-                f"{entry.path}: tensor {name} has dtype {entry.dtype}, expected one of "
+                f"{entry.path}: tensor {name} has dtype {shown(entry.dtype)}, expected one of "
                 f"{', '.join(stored.dtypes)}",
                 hint="Use the unquantized checkpoint of the same model.",
             )
@@ -251,6 +252,6 @@ def _is_ignored(name: str, spec: Spec) -> bool:
 
 
 def _list(names: Iterable[str]) -> str:
-    shown = list(names)
-    rest = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return ", ".join(shown[:3]) + rest
+    found = list(names)
+    rest = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(map(shown, found[:3])) + rest

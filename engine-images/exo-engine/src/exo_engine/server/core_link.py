@@ -16,14 +16,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from exo_engine import pulse
 from exo_engine.config import EngineConfig
 from exo_engine.core.host_memory import num_oom_kills
 from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
-from exo_engine.errors import InternalError, OutOfMemory
+from exo_engine.errors import LOWER, InternalError, OutOfMemory
 from exo_engine.frames import ConnectionEnded, encode, read_frame
 from exo_engine.server.core_start import StartedCore
 from exo_engine.server.messages import (
@@ -56,9 +56,9 @@ class CoreFailure:
 class RequestStream:
     """Outputs of one HTTP request's sequences, in order, merged while nobody reads."""
 
-    def __init__(self, link: CoreLink, request_ids: Sequence[str], repeated: int) -> None:
+    def __init__(self, link: CoreLink, request_ids: Sequence[str], held: Held) -> None:
         self._link = link
-        self.repeated = repeated
+        self.held = held
         self._unfinished = set(request_ids)
         self._outputs: list[StepOutput] = []
         self._has_outputs = asyncio.Event()
@@ -87,6 +87,17 @@ class RequestStream:
         if step.output.finish_reason is not None:
             self._unfinished.discard(step.output.request_id)
         self._has_outputs.set()
+
+
+class Held(NamedTuple):
+    """What a sequence has a copy of, in token ids, as `request_size` counts it."""
+
+    parameters: int = 0
+    prompt: int = 0
+    """0 where no other one answers the same prompt."""
+
+
+NOTHING = Held()
 
 
 class CoreLink:
@@ -128,9 +139,10 @@ class CoreLink:
         return len(self._streams)
 
     @property
-    def repeated(self) -> int:
-        """How much the parameters of these sequences are, each with a copy of its own."""
-        return sum(stream.repeated for stream in self._streams.values())
+    def held(self) -> Held:
+        """What all these sequences together have copies of."""
+        held = [stream.held for stream in self._streams.values()]
+        return Held(sum(each.parameters for each in held), sum(each.prompt for each in held))
 
     @property
     def pid(self) -> int | None:
@@ -173,15 +185,15 @@ class CoreLink:
             self._tell("reset_prefix_cache", None)
 
     def submit(
-        self, requests: Sequence[EngineRequest | PoolingRequest], *, repeated: int = 0
+        self, requests: Sequence[EngineRequest | PoolingRequest], *, held: Held = NOTHING
     ) -> RequestStream:
         """Give sequences, or texts to embed or score, to the core; their outputs come on one stream.
 
         Args:
             requests: that are computed.
-            repeated: how much the parameters of each are, as `request_size` counts it.
+            held: what each of them has a copy of.
         """
-        stream = RequestStream(self, [request.request_id for request in requests], repeated)
+        stream = RequestStream(self, [request.request_id for request in requests], held)
         if self._writer is None or self.failure is not None:
             for request in requests:
                 stream.deliver(_error_output(request.request_id, self.failure))
@@ -320,6 +332,8 @@ def _failure_from_status(status: int | None, oom_kills_before: int | None) -> Co
     if status is not None and status < 0:
         name = signal.Signals(-status).name
         return CoreFailure(InternalError.exit_code, f"the engine core was ended by {name}")
+    if status == OutOfMemory.exit_code:
+        return CoreFailure(status, "the engine core ran out of memory", LOWER)
     return CoreFailure(
         status or InternalError.exit_code, f"the engine core ended with status {status}"
     )

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import NOTHING_LEFT, EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import (
+    LOWER,
     EngineError,
     InternalError,
     InvalidSamplingParams,
@@ -84,10 +85,6 @@ class Core(Protocol):
         """Return a snapshot of the counters."""
 
 
-_UNPACK: Mapping[str, Callable[[Sequence[Any]], EngineRequest | PoolingRequest]] = {
-    "add": unpack_request,
-    "pool": unpack_pooling,
-}
 CoreFactory = Callable[[EngineConfig, Callable[[str], None]], tuple[Core, CoreInfo]]
 
 
@@ -136,10 +133,11 @@ def serve(link: FrameSocket, build: CoreFactory) -> int:
 
 def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
     """Take commands and step, for ever; ends by `ConnectionEnded` or the core's own error."""
+    commands = _Commands(core)
     while True:
         refused = []
         for message in messages:  # each is progress: thousands of long texts take seconds
-            refused += _apply(core, [message])
+            refused += commands.carry_out(*message)
             pulse.OWN.count_commands(1)
         outputs = []
         if has_stepped := core.has_unfinished_requests():
@@ -162,26 +160,37 @@ def _refusal_of(output: RequestOutput) -> Refusal | None:
     return Refusal(f"the answer's grammar: {output.fault}", "invalid_schema", PARAM)
 
 
-def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
-    """Carry out commands; return one output for each request that was refused."""
-    refused = []
-    for kind, payload in messages:
+class _Commands:
+    """Carries out what the API process sends, in the order in which it comes."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._last_prompt: tuple[int, ...] = ()
+        """Of the last request; its siblings come behind it, without the prompt that they share."""
+
+    def carry_out(self, kind: str, payload: Any) -> list[list[Any]]:
+        """Carry out a command; return an output where it was a request, and refused."""
         if kind == "abort":
-            core.abort_requests(payload)
-            continue
-        if kind == "reset_prefix_cache":
-            core.reset_prefix_cache()
-            continue
-        if kind == "vocabulary":
-            core.use_vocabulary(Vocabulary.unpack(payload))
-            continue
-        try:
-            core.add_request(_UNPACK[kind](payload))
-        except RequestError as exc:
-            refusal = Refusal(exc.message, exc.code, exc.param)
-            output = RequestOutput(request_id=payload[0], finish_reason="error")
-            refused.append(pack_output(output, refusal))
-    return refused
+            self._core.abort_requests(payload)
+        elif kind == "reset_prefix_cache":
+            self._core.reset_prefix_cache()
+        elif kind == "vocabulary":
+            self._core.use_vocabulary(Vocabulary.unpack(payload))
+        else:
+            try:
+                self._core.add_request(self._unpack(kind, payload))
+            except RequestError as exc:
+                refusal = Refusal(exc.message, exc.code, exc.param)
+                output = RequestOutput(request_id=payload[0], finish_reason="error")
+                return [pack_output(output, refusal)]
+        return []
+
+    def _unpack(self, kind: str, payload: Sequence[Any]) -> EngineRequest | PoolingRequest:
+        if kind == "pool":
+            return unpack_pooling(payload)
+        if (prompt := payload[1]) is not None:
+            self._last_prompt = tuple(prompt)
+        return unpack_request(payload, self._last_prompt)
 
 
 def _build_core(
@@ -234,14 +243,14 @@ def _report(link: FrameSocket, exc: Exception) -> int:
         status, message, hint = exc.exit_code, exc.message, exc.hint
         logger.debug("the core failed", exc_info=exc)
     elif has_no_memory(exc):
-        status, message = OutOfMemory.exit_code, "the engine core ran out of memory"
-        hint = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
+        status, message, hint = OutOfMemory.exit_code, "the engine core ran out of memory", LOWER
     else:
         status = InternalError.exit_code
         message = f"the engine core broke: {type(exc).__name__}: {exc}"
         hint = "The traceback is in the log above; please report it."
         logger.error("the engine core broke", exc_info=exc)
-    link.send("failed", [status, message, hint])
+    with contextlib.suppress(MemoryError):  # the status says it, too
+        link.send("failed", [status, message, hint])
     return status
 
 

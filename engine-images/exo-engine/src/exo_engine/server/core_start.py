@@ -37,7 +37,7 @@ def start_core(log_level: str) -> StartedCore:
     ours, theirs = socket.socketpair()
     pulse = Pulse.shared()
     assert pulse.fd is not None, "it is shared"
-    command = [sys.executable, "-m", "exo_engine.server.core_process"]
+    command = [sys.executable, "-P", "-m", "exo_engine.server.core_process"]
     command += ["--socket", str(theirs.fileno()), "--parent", str(os.getpid())]
     command += ["--log-level", log_level, "--pulse", str(pulse.fd)]
     with theirs:

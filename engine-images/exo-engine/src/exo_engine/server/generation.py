@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from exo_engine.core.request import EngineRequest, RequestOutput, TokenLogprobs
 from exo_engine.server.api_errors import from_refusal
-from exo_engine.server.core_link import CoreLink
+from exo_engine.server.core_link import NOTHING, CoreLink, Held
 from exo_engine.server.sampling import Sampling
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.server.telemetry.times import Times
@@ -128,7 +128,7 @@ class Generation:
         prompts: list[list[int]],
         sampling: Sampling,
         max_tokens: list[int],
-        repeated: int = 0,
+        held: Held = NOTHING,
         tracing: Tracing | None = None,
     ) -> None:
         """Prepare the sequences; nothing is submitted yet.
@@ -141,7 +141,7 @@ class Generation:
             prompts: token ids of each prompt.
             sampling: how to answer.
             max_tokens: most tokens to generate, for each prompt.
-            repeated: how much the parameters of each sequence are, as `request_size` counts it.
+            held: what each sequence has a copy of.
             tracing: where the request's spans go.
         """
         self._tracing = tracing
@@ -150,15 +150,15 @@ class Generation:
         self._link = link
         self._metrics = metrics
         self._num_choices = sampling.num_choices
-        self._repeated = repeated
+        self._held = held
         self._prompts = prompts
         self.sequences = []
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(map(tuple, prompts)):
             for choice in range(sampling.num_choices):
                 index = number * sampling.num_choices + choice
                 request = EngineRequest(
                     request_id=f"{request_id}-{index}",
-                    prompt_token_ids=tuple(prompt),
+                    prompt_token_ids=prompt,  # one for all choices
                     params=sampling.params_of(choice, max_tokens[number]),
                     priority=sampling.priority,
                     cache_salt=sampling.cache_salt,
@@ -186,7 +186,7 @@ class Generation:
             ApiError: the core refused a sequence, or died.
         """
         requests = [each.request for each in self.sequences]
-        stream = self._link.submit(requests, repeated=self._repeated)
+        stream = self._link.submit(requests, held=self._held)
         reason = "abort"
         try:
             while not all(each.is_finished for each in self.sequences):

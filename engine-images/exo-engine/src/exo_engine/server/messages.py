@@ -94,11 +94,11 @@ def unpack_config(values: dict[str, Any]) -> EngineConfig:
 
 
 def pack_request(request: EngineRequest) -> list[Any]:
-    """Return a request as plain values."""
+    """Return a request as plain values; one that follows a sibling without the prompt, which it came with."""
     params = pack(request.params)
     return [
         request.request_id,
-        request.prompt_token_ids,
+        None if request.sibling_of else request.prompt_token_ids,
         params,
         request.priority,
         request.cache_salt,
@@ -106,8 +106,12 @@ def pack_request(request: EngineRequest) -> list[Any]:
     ]
 
 
-def unpack_request(values: Sequence[Any]) -> EngineRequest:
+def unpack_request(values: Sequence[Any], last_prompt: tuple[int, ...] = ()) -> EngineRequest:
     """Invert `pack_request`.
+
+    Args:
+        values: of the request.
+        last_prompt: the last one that came, which a sibling has, too.
 
     Raises:
         InvalidSamplingParams: a value is out of range.
@@ -119,7 +123,8 @@ def unpack_request(values: Sequence[Any]) -> EngineRequest:
     allowed = fields["allowed_token_ids"]
     fields["allowed_token_ids"] = None if allowed is None else tuple(allowed)
     fields["bad_words"] = tuple(map(tuple, fields["bad_words"]))
-    return EngineRequest(request_id, tuple(prompt_token_ids), SamplingParams(**fields), *others)
+    prompt = last_prompt if prompt_token_ids is None else tuple(prompt_token_ids)
+    return EngineRequest(request_id, prompt, SamplingParams(**fields), *others)
 
 
 def pack_pooling(request: PoolingRequest) -> list[Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 
 from exo_engine.server.api_errors import ApiError, bad_request
-from exo_engine.server.core_link import CoreLink
+from exo_engine.server.core_link import CoreLink, Held
 from exo_engine.server.sampling import Sampling
 
 MAX_SEQUENCES = 4096
@@ -16,6 +16,8 @@ MAX_REPEATED = 2**20
 60 MB there."""
 MAX_REPEATED_TOGETHER = 2**22
 """Of all requests that have not ended."""
+MAX_COPIED_TOGETHER = 2**25
+"""Tokens of prompts with several choices, of all requests that have not ended: some 400 MB."""
 _SMALL = 4096
 """A request with so much is taken whatever others hold."""
 _PER_STOP = 8
@@ -53,6 +55,24 @@ def check_num_tokens(number: int, param: str) -> None:
         )
 
 
+def check_copies(prompts: Sequence[Sized], sampling: Sampling, link: CoreLink) -> Held:
+    """Refuse what is too much when each of a request's sequences has a copy of its own.
+
+    Args:
+        prompts: token ids of each.
+        sampling: of the request.
+        link: which knows of the requests that have not ended. Beside them a small one is always taken.
+
+    Returns:
+        What each sequence has a copy of, for `CoreLink.submit`.
+
+    Raises:
+        ApiError: as `check_repeated` and `check_copied` do.
+    """
+    repeated = check_repeated(sampling, len(prompts) * sampling.num_choices, link)
+    return Held(repeated, check_copied(prompts, sampling.num_choices, link))
+
+
 def check_repeated(sampling: Sampling, num_sequences: int, link: CoreLink) -> int:
     """Refuse parameters that are too much when each of a request's sequences has a copy of its own.
 
@@ -78,7 +98,7 @@ def check_repeated(sampling: Sampling, num_sequences: int, link: CoreLink) -> in
             f"counted for each answer, got {number}; shorten it, or send several requests",
             largest,
         )
-    if number > _SMALL and (held := link.repeated) + number > MAX_REPEATED_TOGETHER:
+    if number > _SMALL and (held := link.held.parameters) + number > MAX_REPEATED_TOGETHER:
         raise ApiError(
             429,
             f"too many requests with long lists of token ids, words or grammars: {held} token ids are held for those "
@@ -87,6 +107,34 @@ def check_repeated(sampling: Sampling, num_sequences: int, link: CoreLink) -> in
             headers={"Retry-After": "1"},
         )
     return sum(sizes.values())
+
+
+def check_copied(prompts: Sequence[Sized], num_choices: int, link: CoreLink) -> int:
+    """Refuse prompts whose copies, one for each choice, are too much beside those of other requests.
+
+    Args:
+        prompts: token ids of each.
+        num_choices: answers to each.
+        link: which knows of the requests that have not ended. Beside them a small one is always taken.
+
+    Returns:
+        How many tokens the copy of a sequence has in the mean, for `CoreLink.submit`.
+
+    Raises:
+        ApiError: 429 if those of all requests would have more than `MAX_COPIED_TOGETHER`.
+    """
+    if num_choices == 1:
+        return 0
+    number = sum(map(len, prompts)) * num_choices
+    if number > _SMALL and (held := link.held.prompt) + number > MAX_COPIED_TOGETHER:
+        raise ApiError(
+            429,
+            f"too many requests with several answers to long prompts: {held} tokens are held for those that are being "
+            f"served or wait, this one needs {number}, and {MAX_COPIED_TOGETHER} is the limit",
+            code="queue_full",
+            headers={"Retry-After": "1"},
+        )
+    return number // (len(prompts) * num_choices)
 
 
 def _sizes(sampling: Sampling) -> dict[str, int]:

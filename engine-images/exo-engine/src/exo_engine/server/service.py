@@ -31,7 +31,7 @@ from exo_engine.server.pools.tokenizer_pool import TokenizerPool
 from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.readers import Readers
-from exo_engine.server.request_size import check_num_prompts, check_num_tokens, check_repeated
+from exo_engine.server.request_size import check_copies, check_num_prompts, check_num_tokens
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.server.telemetry.tracing import Tracing
@@ -211,10 +211,11 @@ class Service:
         """
         if not self.options.api_keys:
             return
-        scheme, _, key = (authorization or "").partition(" ")
-        given = key.strip().encode(errors="surrogateescape")
+        scheme, _, named = (authorization or "").partition(" ")
+        given = named.strip().encode(errors="surrogateescape")
         # Every key is compared, so that the time taken says nothing about which one was close.
-        matches = [hmac.compare_digest(given, each.encode()) for each in self.options.api_keys]
+        keys = [each.encode(errors="surrogateescape") for each in self.options.api_keys]
+        matches = [hmac.compare_digest(given, key) for key in keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
@@ -384,7 +385,7 @@ class Service:
         num_sequences = len(prompts) * sampling.num_choices
         if num_sequences > 1:  # one is as long as the model takes
             check_num_tokens(sum(map(len, prompts)) * sampling.num_choices, prompt_name)
-        repeated = check_repeated(sampling, num_sequences, self.link)
+        held = check_copies(prompts, sampling, self.link)
         self.check_queue(num_sequences)
         self.metrics.observe_request(sampling.num_choices)
         return Generation(
@@ -395,7 +396,7 @@ class Service:
             prompts=list(prompts),
             sampling=sampling,
             max_tokens=max_tokens,
-            repeated=repeated,
+            held=held,
             tracing=self.tracing,
         )
 

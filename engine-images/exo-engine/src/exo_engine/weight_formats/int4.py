@@ -31,7 +31,8 @@ _MIDDLE = 8
 # Of the scale at which the number of the largest magnitude becomes -8.
 _CANDIDATES = (0.8, 0.87, 0.94, 1.0, 1.07, 8 / 7)
 _SQUARED_EXPONENT = 48
-"""Of the largest magnitude of a group, as a power of two: its square, and sums of such, are numbers of float32."""
+"""Of an eighth of a group's largest magnitude, as a power of two, above 0 or below: squares, and sums of them, are
+numbers of float32."""
 _LARGEST_SHIFT = 120
 """2 to its power, and to minus it, are numbers of float32."""
 _SLAB_WEIGHTS = 2**20

@@ -49,7 +49,7 @@ class RankProcess:
 
     def __init__(self, arguments: Sequence[str], descriptors: Sequence[int]) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", _MODULE, "--socket", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", _MODULE, "--socket", str(theirs.fileno())]
         command += ["--parent", str(os.getpid()), *arguments]
         with theirs:
             self._process = subprocess.Popen(
