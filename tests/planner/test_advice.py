@@ -138,7 +138,7 @@ def test_what_fits_only_at_the_middle_says_so() -> None:
     )  # fmt: skip
     assert plan(model, unsure, 1, asked).verdict is Verdict.REFUSED
     ways = advise(model, unsure, 1, asked, other_gpus=())
-    assert [each.flags for each in ways] == [("--max-model-len=10240",)]
+    assert [each.flags for each in ways] == [("--max-model-len=11264",)]
     for each in ways:
         assert each.plan.verdict is Verdict.TIGHT
         assert each.plan.fits_nominally

@@ -79,7 +79,7 @@ def test_what_fits_is_a_line_on_stderr(exo: Exo, api: FakeApi, argv: tuple[str, 
     assert len(result.out.splitlines()) == 1
     last = result.err.splitlines()[-1]
     assert last.startswith(
-        "Fits: 11.3 GiB per GPU for the KV cache, 87,440 tokens, 2.7 requests of"
+        "Fits: 11.3 GiB per GPU for the KV cache, 87,472 tokens, 2.7 requests of"
     )
     assert exo(*argv, "-Q").err == ""
 
