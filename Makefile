@@ -218,7 +218,7 @@ planner-calibrate: setup-dev ## set the planner's measured constants on one half
 	  --write docs/benchmarks/planner-sglang.md
 	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --write docs/benchmarks/planner-published-speeds.md
 	@$(BIN)/python -m scripts.calibrate_processor --figures docs/benchmarks/cpu.json --held docs/benchmarks/cpu-avx2.json \
-	  --write docs/benchmarks/planner-processor.md
+	  --zen4 docs/benchmarks/cpu-zen4.json --write docs/benchmarks/planner-processor.md
 	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json --ran $(SPEEDS) \
 	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
 

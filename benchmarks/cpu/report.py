@@ -259,10 +259,13 @@ def _generation(cpuinfo: str) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the sources, with `and changes` where they have some; empty outside of a clone."""
+    """Return the commit of the sources, with `and changes` where they have some, pages aside; empty outside of a clone."""
     asked = [
         subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=False)
-        for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "-uno"))
+        for words in (
+            ("rev-parse", "--short", "HEAD"),
+            ("status", "--porcelain", "-uno", "--", ".", ":!docs"),
+        )
     ]
     if any(each.returncode for each in asked):
         return ""
