@@ -28,7 +28,8 @@ def check_request(
     rules = parameters.rules
     is_refused = bool(gpu.refusal) and rules.cpu_dtype is not None  # by exo-engine, in its words
     problems = [Problem(OF_PROCESSOR, gpu.refusal, says_step=True)] if is_refused else []
-    problems += _check_ranks(model, gpu, gpu_count, ranks, rules)
+    if rules.spans_gpus or gpu_count <= 1:
+        problems += _check_ranks(model, gpu, gpu_count, ranks, rules)
     problems += _check_length(model, parameters)
     if rules.static_share is not None:
         return [
@@ -38,7 +39,7 @@ def check_request(
         ]
     problems += _check_steps(model, parameters, rules)
     problems += _check_types(model, gpu, parameters)
-    return problems + _check_engine(model, gpu_count, rules)
+    return problems + _check_engine(model, gpu, gpu_count, rules)
 
 
 def _check_ranks(
@@ -337,7 +338,9 @@ def _is_compressed(model: Architecture) -> bool:
     )
 
 
-def _check_engine(model: Architecture, gpu_count: int, rules: EngineRules) -> list[Problem]:
+def _check_engine(
+    model: Architecture, gpu: Gpu, gpu_count: int, rules: EngineRules
+) -> list[Problem]:
     """Check what the engine serves: families, models over several GPUs."""
     problems, served = [], rules.families
     if served is not None and (model.model_type not in served or model.vision is not None):
@@ -345,6 +348,7 @@ def _check_engine(model: Architecture, gpu_count: int, rules: EngineRules) -> li
         detail = f"{rules.title} serves {', '.join(sorted(served))}; {model.name} is {found}"
         problems.append(Problem("engine", detail))
     if gpu_count > 1 and not rules.spans_gpus:
-        detail = f"{rules.title} runs on one GPU, {gpu_count} were asked for; ask for 1"
+        device = "processor" if gpu.vendor == "cpu" else "GPU"
+        detail = f"{rules.title} runs on one {device}, {gpu_count} were asked for; ask for 1"
         problems.append(Problem("gpu-count", detail))
     return problems

@@ -132,6 +132,14 @@ def test_a_size_of_a_strangers_config_takes_no_memory_before_the_weights_are_loo
         assert (parts._probed(size) - size) % 128 == 0
 
 
+def test_a_second_processor_is_refused_as_such_and_for_nothing_else() -> None:
+    model = read_architecture(
+        config("llama", num_attention_heads=9, num_key_value_heads=3), name="tiny"
+    )
+    found = plan(model, CPU, 2, settings_of([], engine="exo"))
+    assert problems(found) == ["exo-engine runs on one processor, 2 were asked for; ask for 1"]
+
+
 def test_a_cache_that_the_kernels_read_is_advised() -> None:
     model = read_architecture(config("llama", max_position_embeddings=2**20), name="tiny")
     flags = settings_of(["--max-model-len=600000", "--kv-cache-memory-bytes=1G"], engine="exo")
