@@ -113,10 +113,8 @@ _RULES = """## How it is graded
   per token and head; a file named `unquantized` was taken for a quantized one; and 2 GiB outside PyTorch were
   counted for any two cards that NVLink could join, where only multicasting switches (Hopper and later) take such
   buffers, and fewer for fewer ranks. These six are among the other starts now, on the side that the rule gives them.
-- Five starts whose model or GPU the catalogue did not know when constants were first set were graded until 2026-11-28, by
-  a list of their names. They set constants since, where the rule draws them; the graded half had 75 starts before.
-- The starts of llm-d-planner's page (`llmd-`) were found last; they showed that 0.11.0 has two layouts of gpt-oss's
-  experts on Hopper, which widened the band of its weights.
+- Five starts were graded by a list of names until 2026-11-28; the rule draws them since, and the graded half had 75 before.
+- The starts of llm-d-planner's page (`llmd-`) showed that 0.11.0 lays gpt-oss's experts out in two ways: a wider band.
 - The 14 whose name begins with `more-` were found after these, the 16 with `late-` last; no constant was set on them. What
   they showed was mended by its cause: Inferact's file was known by its name alone and is planned by its public list of
   16-bit modules; two of its starts do not say all flags and are not graded any more; 0.20.2 prints the cache by

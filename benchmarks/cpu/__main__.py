@@ -94,7 +94,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--write keeps figures: it needs three rounds, and no --quick")
     if options.page is not None and not re.fullmatch("[a-z0-9]+", options.page):
         parser.error(f"--page: {options.page!r} is not of small letters and digits")
-    if options.page is not None and options.instructions is not None:
+    if options.page in instructions.VARIABLES or (options.page and options.instructions):
         parser.error("--page: --instructions has a page of its own")
     name = options.page or options.instructions
     if options.write and not page.page_of(name).is_file():

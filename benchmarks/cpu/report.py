@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 from collections.abc import Collection
@@ -260,6 +261,8 @@ def _generation(cpuinfo: str) -> str:
 
 def commit() -> str:
     """Return the commit of the sources, with `and changes` where they have some, pages aside; empty outside of a clone."""
+    if shutil.which("git") is None:
+        return ""
     asked = [
         subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=False)
         for words in (

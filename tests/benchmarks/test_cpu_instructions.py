@@ -65,6 +65,9 @@ def test_a_commit_is_told_where_there_is_a_clone(
     monkeypatch.setattr("benchmarks.cpu.report._ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert commit() == ""
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert commit() == "", "a machine without git"
     for words in (["init"], ["commit", "--allow-empty", "-m", "first"]):
         names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
         subprocess.run(

@@ -12,6 +12,7 @@ from benchmarks.cpu.__main__ import read_options
     [
         (["--page", "nonesuch", "--write"], "there is no page docs/benchmarks/cpu-nonesuch.md"),
         (["--page", "../x", "--write"], "is not of small letters and digits"),
+        (["--page", "avx2"], "--instructions has a page of its own"),
         (["--page", "zen4", "--instructions", "avx2"], "--instructions has a page of its own"),
     ],
 )

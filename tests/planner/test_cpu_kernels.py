@@ -77,6 +77,7 @@ def problems(found: Plan) -> list[str]:
                 ("llama", {"intermediate_size": 2**16}),
                 ("llama", {"intermediate_size": 2**16 + 8}),
                 ("qwen3_moe", {"moe_intermediate_size": 2**16 + 8}),
+                ("qwen3", {"hidden_size": 2**16 + 16, "vocab_size": 64}),
             )
             for weights in ("plain", "int8", "int4")
         ),

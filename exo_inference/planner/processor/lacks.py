@@ -171,13 +171,10 @@ def _lack_of_size(
 def _lack_of_int8(
     model: Architecture, kernels: ProcessorKernels, own: str, asked: str
 ) -> Lack | None:
-    """Return what is lacking for the number of inputs of weights in INT8, as those of the head are with INT4, too."""
-    if not asked:
-        return None
-    sizes = {model.hidden_size}
-    if asked == "int8":
-        sizes |= {each.in_features for layer, _ in model.layer_counts for each in layer.weights}
-    if (largest := max(sizes)) <= kernels.most_int8_inputs:
+    """Return what is lacking for the number of inputs of weights in INT8."""
+    sizes = {each.in_features for layer, _ in model.layer_counts for each in layer.weights}
+    largest = max(sizes, default=0)
+    if asked != "int8" or largest <= kernels.most_int8_inputs:
         return None
     why = f"{own} multiply INT8 weights of {kernels.most_int8_inputs} inputs at most, this model has {largest}"
     return Lack("layers", why, "leave --quantization out")

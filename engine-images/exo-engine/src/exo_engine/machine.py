@@ -22,6 +22,7 @@ import torch
 
 from exo_engine.core.host_memory import usable_cores
 from exo_engine.errors import ConfigurationError
+from exo_engine.flags import MAX_CPU_THREADS
 from exo_engine.kernels.library import chosen_kernels
 from exo_engine.kernels.processor import is_fast_in_bfloat16
 from exo_engine.weight_formats import PLAIN, load_format
@@ -68,7 +69,7 @@ def measure(
         tries: of which the best counts.
     """
     begun, before = time.perf_counter(), _seconds_of_others()
-    threads = min(torch.get_num_threads(), usable_cores())
+    threads = min(torch.get_num_threads(), usable_cores(), MAX_CPU_THREADS)
     torch.set_num_threads(threads)
     dtype = torch.bfloat16 if is_fast_in_bfloat16() else torch.float32
     kernels = chosen_kernels() if dtype == torch.bfloat16 else None

@@ -72,9 +72,10 @@ def test_cores_are_those_that_the_control_groups_leave(
         (None, 1, 2, 8, 2),
         (None, 2, 8, 5, 2),
         (None, 4, 8, 2, 1),
+        (None, 1, 384, 300, 256),
         (6, 2, 8, 2, 6),
     ],
-    ids=["of the group", "of torch", "shared", "one at least", "as asked for"],
+    ids=["of the group", "of torch", "shared", "one at least", "of the kernels", "as asked for"],
 )
 def test_a_rank_has_as_many_threads_as_cores_are_left(
     asked, ranks, of_torch, usable, threads, tmp_path, monkeypatch

@@ -16,7 +16,7 @@ from exo_engine.config import EngineConfig, ModelLimits, resolve
 from exo_engine.core import executor_process, host_memory
 from exo_engine.core.ranks.group import RankGroup, open_memory, open_sockets
 from exo_engine.core.ranks.process import check_groups, end_all
-from exo_engine.errors import ConfigurationError, CoreFailed
+from exo_engine.errors import LOWER, ConfigurationError, CoreFailed, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket
 from exo_engine.layers import Linear
 from exo_engine.layers.experts import Experts
@@ -142,6 +142,29 @@ def test_ranks_end_together_and_the_one_that_failed_is_told(statuses, words, exi
     assert calls == ["hang up"] * 3 + ["read"] * 3 + ["close"] * 3
     assert error.message.endswith(words)
     assert error.exit_code == exit_code
+
+
+def test_a_rank_without_memory_to_say_so_says_it_by_its_status(monkeypatch):
+    error = end_all([EndingProcess([], 0), EndingProcess([], OutOfMemory.exit_code)])
+    assert isinstance(error, OutOfMemory)
+    assert error.hint == LOWER
+
+    def fail(*_):
+        raise MemoryError
+
+    def closed(connection):
+        connection.close()
+        return SimpleNamespace(send=fail)
+
+    monkeypatch.setattr(executor_process, "_serve", fail)
+    monkeypatch.setattr(executor_process, "FrameSocket", closed)
+    monkeypatch.setattr(executor_process, "die_with_parent", lambda parent: None)
+    monkeypatch.setattr(executor_process.garbage, "pause", lambda: None)
+    monkeypatch.setattr(executor_process.signal, "signal", lambda *_: None)
+    ours, theirs = socket.socketpair()
+    with ours:
+        words = ["--socket", str(theirs.detach()), "--parent", "1"]
+        assert executor_process.main(words) == OutOfMemory.exit_code
 
 
 def test_what_a_rank_says_of_its_failure_goes_before_how_others_end():

@@ -50,6 +50,11 @@ def test_a_truncated_file_is_named_with_its_size(model_dir, keep):
     assert "Download the model again" in error.hint
 
 
+def test_an_empty_file_is_refused(model_dir):
+    (model_dir / "model.safetensors").write_bytes(b"")
+    assert "it has 0 bytes, expected a header and data" in refusal(model_dir).message
+
+
 def test_a_file_with_bytes_too_many_is_refused(model_dir):
     path = model_dir / "model.safetensors"
     path.write_bytes(path.read_bytes() + b"x")

@@ -158,7 +158,7 @@ def test_a_sibling_comes_without_the_prompt_that_it_shares() -> None:
     first = EngineRequest("r-0", (1, 2, 3), SamplingParams())
     second = EngineRequest("r-1", (1, 2, 3), SamplingParams(), sibling_of="r-0")
     packed = through_a_frame(pack_request(second))
-    assert (1, 2, 3) not in packed  # type: ignore[operator]
+    assert [1, 2, 3] not in packed  # type: ignore[operator]
     unpacked = unpack_request(packed, first.prompt_token_ids)  # type: ignore[arg-type]
     assert unpacked == second
     assert unpacked.prompt_token_ids is first.prompt_token_ids

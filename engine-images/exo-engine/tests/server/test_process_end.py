@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from exo_engine.core.ranks.process import start_processes
+from exo_engine.errors import ModelUnusable
+from exo_engine.server import main as entry_point
 from exo_engine.server.core_start import start_core
 
 SAY_AND_LEAVE = """
@@ -67,3 +69,10 @@ def test_a_core_and_what_computes_for_it_end_without_pytorchs_teardown(torn_down
     core.connection.close()
     assert (core.process.wait(60), executor.close()) == (0, 0)
     assert not torn_down.exists()
+
+
+def test_names_of_strangers_are_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    entry_point._print_error(ModelUnusable("cannot load a\x1b[2Jb\n c: \ud800", hint="Look."))
+    assert capsys.readouterr().err == (
+        "exo-engine: error: cannot load a\\x1b[2Jb c: \\ud800. Look.\n"
+    )

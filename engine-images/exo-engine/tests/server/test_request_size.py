@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +176,45 @@ async def test_a_request_is_counted_until_it_has_ended(
     assert (status, held) == (200, [Held(3 * (60 + 2 + 8), 3 * 2)])
 
 
+def several(num_choices: int, prompt_logprobs: int | None = None) -> Sampling:
+    params = SamplingParams(prompt_logprobs=prompt_logprobs)
+    return Sampling(params, num_choices, (), False, True, 0, None)
+
+
 async def test_prompts_of_several_choices_are_bounded_together() -> None:
     async with linked(FakeCore([5])) as link:
-        limit = request_size.MAX_COPIED_TOGETHER
+        limit = request_size.MAX_COPIED
         requests = [EngineRequest(f"r-{index}", (5,), SamplingParams()) for index in range(2)]
         stream = link.submit(requests, held=Held(0, limit // 2))
-        assert request_size.check_copied([range(limit)], 1, link) == 0, "one answer needs no copy"
-        assert request_size.check_copied([range(500), range(700)], 3, link) == 600, "a small one"
-        with pytest.raises(ApiError, match=f"{limit} tokens are held") as refused:
-            request_size.check_copied([range(5000)], 2, link)
-        assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        check = request_size.check_copied
+        assert check([range(limit)], several(1), link) == 0, "one answer needs no copy"
+        assert check([range(500), range(700)], several(3), link) == 600, "a small one"
+        for prompts, sampling in (([range(5000)], several(2)), ([range(5000)], several(1, 20))):
+            with pytest.raises(ApiError, match=f"{limit} tokens are held") as refused:
+                check(prompts, sampling, link)
+            assert (refused.value.status, refused.value.code) == (429, "queue_full")
         stream.abort([requests[0].request_id])
         assert link.held == Held(0, limit // 2)
-        assert request_size.check_copied([range(5000)], 2, link) == 5000
+        assert check([range(5000)], several(2), link) == 5000
+        assert check([range(1000)], several(1, 0), link) == 16_000
         stream.abort()
+        assert check([range(limit)], several(1, 20), link) == limit * 16 * 21, "one alone"
+        with pytest.raises(
+            ApiError, match=f"at most {limit // 32} with it, got {limit // 32 + 1}"
+        ) as refused:
+            check([range(limit // 32), range(1)], several(1, 1), link)
+        assert (refused.value.status, refused.value.param) == (400, "prompt_logprobs")
+
+
+async def test_a_sibling_has_the_prompt_of_the_first_one() -> None:
+    core = FakeCore([5])
+    async with linked(core) as link:
+        first = EngineRequest("r-0", (5, 6, 7), SamplingParams())
+        others = [replace(first, request_id=f"r-{index}", sibling_of="r-0") for index in (1, 2)]
+        second = EngineRequest("s-0", (8, 9), SamplingParams())
+        stream = link.submit(
+            [first, *others, second, replace(second, request_id="s-1", sibling_of="s-0")]
+        )
+        while not stream.is_finished:
+            await stream.next_outputs()
+    assert [each.prompt_token_ids for each in core.requests] == [(5, 6, 7)] * 3 + [(8, 9)] * 2

@@ -20,10 +20,14 @@ from typing import NoReturn
 from exo_engine import garbage
 from exo_engine.arguments import PrintCommand, ServeCommand, parse
 from exo_engine.errors import EngineError, InternalError, ModelUnusable
+from exo_engine.foreign_files import shown
 from exo_engine.process_end import leave
 from exo_engine.server.core_start import start_core
 
 logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 8192
+"""Characters of an error on the terminal."""
 
 
 def run() -> NoReturn:
@@ -92,7 +96,9 @@ def _print_page(text: str) -> None:
 
 def _print_error(error: EngineError) -> None:
     text = error.message if error.hint is None else f"{error.message.rstrip('.')}. {error.hint}"
-    print(f"exo-engine: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    # It may have names of files and tensors, which strangers chose.
+    line = shown(" ".join(text.split()), limit=_MOST_SHOWN)
+    print(f"exo-engine: error: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

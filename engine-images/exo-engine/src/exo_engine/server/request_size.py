@@ -16,7 +16,7 @@ MAX_REPEATED = 2**20
 60 MB there."""
 MAX_REPEATED_TOGETHER = 2**22
 """Of all requests that have not ended."""
-MAX_COPIED_TOGETHER = 2**25
+MAX_COPIED = 2**25
 """Tokens of prompts with several choices, of all requests that have not ended: some 400 MB."""
 _SMALL = 4096
 """A request with so much is taken whatever others hold."""
@@ -24,6 +24,8 @@ _PER_STOP = 8
 _PER_WORD = 2
 _PER_BIAS = 2
 _BYTES_OF_GRAMMAR = 8
+_PER_LOGPROB = 16
+"""What a log-probability of a token of the prompt takes, by its memory."""
 
 
 def check_num_prompts(num_prompts: int, num_choices: int) -> None:
@@ -70,7 +72,7 @@ def check_copies(prompts: Sequence[Sized], sampling: Sampling, link: CoreLink) -
         ApiError: as `check_repeated` and `check_copied` do.
     """
     repeated = check_repeated(sampling, len(prompts) * sampling.num_choices, link)
-    return Held(repeated, check_copied(prompts, sampling.num_choices, link))
+    return Held(repeated, check_copied(prompts, sampling, link))
 
 
 def check_repeated(sampling: Sampling, num_sequences: int, link: CoreLink) -> int:
@@ -109,32 +111,43 @@ def check_repeated(sampling: Sampling, num_sequences: int, link: CoreLink) -> in
     return sum(sizes.values())
 
 
-def check_copied(prompts: Sequence[Sized], num_choices: int, link: CoreLink) -> int:
-    """Refuse prompts whose copies, one for each choice, are too much beside those of other requests.
+def check_copied(prompts: Sequence[Sized], sampling: Sampling, link: CoreLink) -> int:
+    """Refuse prompts of which too much is kept: a copy for each choice, and log-probabilities where they are asked for.
 
     Args:
         prompts: token ids of each.
-        num_choices: answers to each.
-        link: which knows of the requests that have not ended. Beside them a small one is always taken.
+        sampling: of the request.
+        link: which knows of the requests that have not ended. Beside them a small one is always taken, as is one
+            sequence alone.
 
     Returns:
-        How many tokens the copy of a sequence has in the mean, for `CoreLink.submit`.
+        How much a sequence has in the mean, in tokens of a copy, for `CoreLink.submit`.
 
     Raises:
-        ApiError: 429 if those of all requests would have more than `MAX_COPIED_TOGETHER`.
+        ApiError: 400 if all sequences have more than `MAX_COPIED`, 429 if those of all requests would have.
     """
-    if num_choices == 1:
+    num_top = sampling.params.prompt_logprobs
+    if sampling.num_choices == 1 and num_top is None:
         return 0
-    number = sum(map(len, prompts)) * num_choices
-    if number > _SMALL and (held := link.held.prompt) + number > MAX_COPIED_TOGETHER:
+    num_sequences = len(prompts) * sampling.num_choices
+    weight = 1 if num_top is None else _PER_LOGPROB * (1 + num_top)
+    number = sum(map(len, prompts)) * sampling.num_choices * weight
+    if number > MAX_COPIED and num_sequences > 1:
+        raise bad_request(
+            f"prompt_logprobs is too much for {num_sequences} answers (prompts times n): prompt tokens times answers may "
+            f"be at most {MAX_COPIED // weight} with it, got {number // weight}; send several requests",
+            "prompt_logprobs",
+        )
+    if number > _SMALL and (held := link.held.prompt) and held + number > MAX_COPIED:
         raise ApiError(
             429,
-            f"too many requests with several answers to long prompts: {held} tokens are held for those that are being "
-            f"served or wait, this one needs {number}, and {MAX_COPIED_TOGETHER} is the limit",
+            "too many requests with several answers to long prompts, or with prompt_logprobs: "
+            f"{held} tokens are held for those that are being served or wait, this one needs {number}, and "
+            f"{MAX_COPIED} is the limit",
             code="queue_full",
             headers={"Retry-After": "1"},
         )
-    return number // (len(prompts) * num_choices)
+    return number // num_sequences
 
 
 def _sizes(sampling: Sampling) -> dict[str, int]:
