@@ -199,6 +199,9 @@ async def test_prompts_of_several_choices_are_bounded_together() -> None:
         assert check([range(1000)], several(1, 0), link) == 16_000
         stream.abort()
         assert check([range(limit)], several(1, 20), link) == limit * 16 * 21, "one alone"
+        assert check([range(1000)], several(2, 10**9), link) == 1000 * 16 * 21, (
+            "the core refuses it"
+        )
         with pytest.raises(
             ApiError, match=f"at most {limit // 32} with it, got {limit // 32 + 1}"
         ) as refused:
@@ -218,3 +221,6 @@ async def test_a_sibling_has_the_prompt_of_the_first_one() -> None:
         while not stream.is_finished:
             await stream.next_outputs()
     assert [each.prompt_token_ids for each in core.requests] == [(5, 6, 7)] * 3 + [(8, 9)] * 2
+    assert core.requests[2].prompt_token_ids is core.requests[0].prompt_token_ids, (
+        "no copy of its own"
+    )

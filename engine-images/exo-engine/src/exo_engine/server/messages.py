@@ -106,12 +106,12 @@ def pack_request(request: EngineRequest) -> list[Any]:
     ]
 
 
-def unpack_request(values: Sequence[Any], last_prompt: tuple[int, ...] = ()) -> EngineRequest:
+def unpack_request(values: Sequence[Any], prompt: tuple[int, ...] | None = None) -> EngineRequest:
     """Invert `pack_request`.
 
     Args:
         values: of the request.
-        last_prompt: the last one that came, which a sibling has, too.
+        prompt: the last one that came, where it is unpacked already; a sibling comes without.
 
     Raises:
         InvalidSamplingParams: a value is out of range.
@@ -123,7 +123,7 @@ def unpack_request(values: Sequence[Any], last_prompt: tuple[int, ...] = ()) -> 
     allowed = fields["allowed_token_ids"]
     fields["allowed_token_ids"] = None if allowed is None else tuple(allowed)
     fields["bad_words"] = tuple(map(tuple, fields["bad_words"]))
-    prompt = last_prompt if prompt_token_ids is None else tuple(prompt_token_ids)
+    prompt = tuple(prompt_token_ids) if prompt is None else prompt
     return EngineRequest(request_id, prompt, SamplingParams(**fields), *others)
 
 

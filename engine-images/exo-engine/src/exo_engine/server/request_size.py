@@ -129,6 +129,8 @@ def check_copied(prompts: Sequence[Sized], sampling: Sampling, link: CoreLink) -
     num_top = sampling.params.prompt_logprobs
     if sampling.num_choices == 1 and num_top is None:
         return 0
+    if num_top is not None and link.config is not None:  # the core refuses more, and says why
+        num_top = min(num_top, link.config.max_logprobs)
     num_sequences = len(prompts) * sampling.num_choices
     weight = 1 if num_top is None else _PER_LOGPROB * (1 + num_top)
     number = sum(map(len, prompts)) * sampling.num_choices * weight
