@@ -113,7 +113,7 @@ class InternalError(EngineError):
     """The engine broke one of its own promises; this is a bug."""
 
 
-LOWER = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
+MEMORY_HINT = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
 """The hint where memory of the host ran out."""
 
 

@@ -16,7 +16,7 @@ from exo_engine.config import EngineConfig, ModelLimits, resolve
 from exo_engine.core import executor_process, host_memory
 from exo_engine.core.ranks.group import RankGroup, open_memory, open_sockets
 from exo_engine.core.ranks.process import check_groups, end_all
-from exo_engine.errors import LOWER, ConfigurationError, CoreFailed, OutOfMemory
+from exo_engine.errors import MEMORY_HINT, ConfigurationError, CoreFailed, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket
 from exo_engine.layers import Linear
 from exo_engine.layers.experts import Experts
@@ -147,7 +147,7 @@ def test_ranks_end_together_and_the_one_that_failed_is_told(statuses, words, exi
 def test_a_rank_without_memory_to_say_so_says_it_by_its_status(monkeypatch):
     error = end_all([EndingProcess([], 0), EndingProcess([], OutOfMemory.exit_code)])
     assert isinstance(error, OutOfMemory)
-    assert error.hint == LOWER
+    assert error.hint == MEMORY_HINT
 
     def fail(*_):
         raise MemoryError

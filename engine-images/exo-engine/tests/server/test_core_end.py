@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 from exo_engine import pulse
-from exo_engine.errors import LOWER, CoreFailed, OutOfMemory
+from exo_engine.errors import MEMORY_HINT, CoreFailed, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket
 from exo_engine.server import core_link, core_process, lifecycle
 from exo_engine.server.core_link import CoreLink
@@ -52,7 +52,7 @@ def test_a_core_without_memory_to_say_so_says_it_by_its_status() -> None:
     assert core_process._report(Full(), MemoryError()) == OutOfMemory.exit_code  # type: ignore[arg-type]
     failure = core_link._failure_from_status(OutOfMemory.exit_code, None)
     assert "ran out of memory" in failure.message
-    assert failure.hint == LOWER
+    assert failure.hint == MEMORY_HINT
 
 
 async def test_idle_core_ends_with_a_process_that_computes_for_it() -> None:

@@ -38,7 +38,7 @@ from exo_engine.core.step import (
     unpack_result,
 )
 from exo_engine.errors import (
-    LOWER,
+    MEMORY_HINT,
     EngineError,
     InternalError,
     InvalidSamplingParams,
@@ -217,7 +217,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not has_no_memory(exc):
                 raise
             with contextlib.suppress(MemoryError):  # the status says it, too
-                link.send("failed", ["OutOfMemory", "the executor ran out of memory", LOWER, 71])
+                link.send(
+                    "failed", ["OutOfMemory", "the executor ran out of memory", MEMORY_HINT, 71]
+                )
             return OutOfMemory.exit_code
     except ConnectionEnded:
         return 0

@@ -23,7 +23,7 @@ from exo_engine.config import EngineConfig
 from exo_engine.core.host_memory import num_oom_kills
 from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
-from exo_engine.errors import LOWER, InternalError, OutOfMemory
+from exo_engine.errors import MEMORY_HINT, InternalError, OutOfMemory
 from exo_engine.frames import ConnectionEnded, encode, read_frame
 from exo_engine.server.core_start import StartedCore
 from exo_engine.server.messages import (
@@ -333,7 +333,7 @@ def _failure_from_status(status: int | None, oom_kills_before: int | None) -> Co
         name = signal.Signals(-status).name
         return CoreFailure(InternalError.exit_code, f"the engine core was ended by {name}")
     if status == OutOfMemory.exit_code:
-        return CoreFailure(status, "the engine core ran out of memory", LOWER)
+        return CoreFailure(status, "the engine core ran out of memory", MEMORY_HINT)
     return CoreFailure(
         status or InternalError.exit_code, f"the engine core ended with status {status}"
     )

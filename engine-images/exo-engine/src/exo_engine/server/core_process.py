@@ -26,7 +26,7 @@ from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import NOTHING_LEFT, EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import (
-    LOWER,
+    MEMORY_HINT,
     EngineError,
     InternalError,
     InvalidSamplingParams,
@@ -243,7 +243,11 @@ def _report(link: FrameSocket, exc: Exception) -> int:
         status, message, hint = exc.exit_code, exc.message, exc.hint
         logger.debug("the core failed", exc_info=exc)
     elif has_no_memory(exc):
-        status, message, hint = OutOfMemory.exit_code, "the engine core ran out of memory", LOWER
+        status, message, hint = (
+            OutOfMemory.exit_code,
+            "the engine core ran out of memory",
+            MEMORY_HINT,
+        )
     else:
         status = InternalError.exit_code
         message = f"the engine core broke: {type(exc).__name__}: {exc}"

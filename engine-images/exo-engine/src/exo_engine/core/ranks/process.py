@@ -19,7 +19,7 @@ from exo_engine.config import EngineConfig
 from exo_engine.core import host_memory
 from exo_engine.core.ranks.group import open_memory, open_sockets
 from exo_engine.errors import (
-    LOWER,
+    MEMORY_HINT,
     ConfigurationError,
     CoreFailed,
     EngineError,
@@ -224,7 +224,7 @@ def end_all(processes: Sequence[RankProcess]) -> EngineError:
     # Only the first to go ended by a signal or failed: the others were told to end. A signal is negative.
     status = min(statuses) if min(statuses) < 0 else max(statuses)
     if status == OutOfMemory.exit_code:
-        return OutOfMemory("the process that computes steps ran out of memory", hint=LOWER)
+        return OutOfMemory("the process that computes steps ran out of memory", hint=MEMORY_HINT)
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
     code = InternalError.exit_code if status <= 0 else status
     return CoreFailed(f"the process that computes steps ended with {how}", exit_code=code)
