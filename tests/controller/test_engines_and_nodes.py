@@ -112,7 +112,9 @@ async def test_a_folder_says_whether_tokenizer_json_is_in_it(tmp_path: Path) -> 
 
 def test_more_gpus_than_the_engine_can_use_are_the_counts_fault() -> None:
     issues = refuse_tiny(**{"gpu-count": 2}).issues
-    assert [issue.location for issue in issues if "runs on one processor" in issue.sentence] == ["$['gpu-count']"]
+    assert [issue.location for issue in issues if "runs on one processor" in issue.sentence] == [
+        "$['gpu-count']"
+    ]
 
 
 def test_two_cpus_for_one_replica_are_refused_once() -> None:
