@@ -29,7 +29,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-paths test-triton test-triton-all test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-paths test-triton test-triton-all test-clients test-hard-use test-chaos test-kubernetes test-images test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -175,6 +175,10 @@ test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from G
 	@$(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
 	  $(subst $(BIN),$(abspath $(BIN)),$(PYTEST)) -m 'kubernetes and not slow and not upgrade' --timeout 600 \
 	  $(SLOWEST) $(IN_PROCESSES) $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
+
+# A cluster has no network but its own, so this one is beside it.
+test-images: setup-dev ## the image for GPUs, really built and run without one; as root
+	@$(PYTEST) -m container_images tests/images
 
 # Both take too long for every change: before a release.
 test-upgrade: setup-dev ## from the images of commit FROM=c733aad to these under requests; as root, from a clone with its history

@@ -25,7 +25,7 @@ from scripts.free_ports import free_port
 from scripts.kubernetes import binaries, images, prerequisites
 from tests.kubernetes.test_cluster import wait_for
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.container_images, pytest.mark.timeout(900)]
 
 DOCKERFILE = images.ROOT / "engine-images" / "exo-engine" / "Dockerfile.cuda"
 TAG = "localhost/exo-engine-cuda-stand-in:test"
