@@ -209,7 +209,6 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python -m scripts.generate_cli_reference --check
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS) --check
 	@$(BIN)/python -m scripts.static_starts.calibrate --starts $(STATIC_STARTS) --check
-	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --check
 
 STARTS := docs/benchmarks/planner-starts.json
 STATIC_STARTS := docs/benchmarks/planner-sglang-starts.json

@@ -68,10 +68,18 @@ def distance(figures: Sequence[Figure], constants: SpeedConstants) -> float:
     processor's factor counts as one figure that says 1: a host is as others until its figures say more than that. Each constant
     is held to what it began as by the square of its distance, so that what figures hardly tell apart does not drift.
     """
+    return _mean(figures, [_off(each, constants) for each in figures], constants)
+
+
+def _off(figure: Figure, constants: SpeedConstants) -> float:
+    return min(_FAR, abs(math.log(figure.predict(constants) / figure.seconds)))
+
+
+def _mean(figures: Sequence[Figure], offs: Sequence[float], constants: SpeedConstants) -> float:
+    """Return the mean of the figures' distances and of what holds the constants."""
     sums: dict[tuple[object, ...], list[float]] = {}
-    for each in figures:
-        off = abs(math.log(each.predict(constants) / each.seconds))
-        sums.setdefault(_run(each), []).append(min(_FAR, off))
+    for each, off in zip(figures, offs, strict=True):
+        sums.setdefault(_run(each), []).append(off)
     for processor in constants.hosts:
         sums["host", processor] = [abs(math.log(constants.hosts[processor]))]
     weights = [len(run) ** 0.5 for run in sums.values()]
@@ -132,19 +140,31 @@ def _settle(
     figures: Sequence[Figure], start: SpeedConstants, factors: Sequence[float], rounds: int
 ) -> SpeedConstants:
     """Return the constants after moving each while that brings the estimates nearer."""
-    best, least = start, distance(figures, start)
+    best, offs = start, [_off(each, start) for each in figures]
+    least = _mean(figures, offs, best)
     for factor in factors:
         for _ in range(rounds):
             before = least
             for name in (*_SET, *start.hosts):
                 for move in (factor, 1 / factor):
                     tried = _moved(best, name, move)
-                    found = distance(figures, tried)
+                    if tried == best:  # it stands at its limit
+                        continue
+                    moved = [
+                        _off(each, tried) if _depends(each, name, tried) else off
+                        for each, off in zip(figures, offs, strict=True)
+                    ]
+                    found = _mean(figures, moved, tried)
                     if found < least - 1e-9:
-                        best, least = tried, found
+                        best, least, offs = tried, found, moved
             if before - least < 1e-6:
                 break
     return best
+
+
+def _depends(figure: Figure, name: str, constants: SpeedConstants) -> bool:
+    """Whether a figure's estimate changes with a constant: a processor's factor is of its own figures alone."""
+    return name not in constants.hosts or figure.inputs.gpu.processor == name
 
 
 def _value(constants: SpeedConstants, name: str) -> float:

@@ -17,7 +17,7 @@ _HEAD = """# The planner's speeds, graded
 
 What `plan` estimates against speeds that were published, each with its address: [`planner-published-speeds.json`](planner-published-speeds.json).
 The rule that splits the starts (`scripts/planner_halves.py`) splits these too: constants are set on the calibration
-half alone, and every graded figure is of a model or a GPU that no constant has seen. `make lint` fails where the
+half alone, and every graded figure is of a model or a GPU that no constant has seen. `make test-slow` fails where the
 constants are not what the calibration half gives. Written by `make planner-calibrate`.
 
 Ratios are predicted over printed times. Asked for on the graded half: a median error of at most 15 %, and 90 % of the
