@@ -36,9 +36,10 @@ from exo_inference.planner import (
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
+from exo_inference.preflight.engine_start import Start
 from exo_inference.preflight.flags import read_flags, read_settings
-from exo_inference.preflight.other_engines import Start, size
 from exo_inference.preflight.other_engines import advise as advise_other
+from exo_inference.preflight.other_engines import size
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})

@@ -1,15 +1,15 @@
 """What can be said of the memory of an engine that takes no flags of vLLM. Pure.
 
 `judgement.py` asks for the engines of `engines/cluster_engine.py`. SGLang is planned by rules of its own
-(`planner/static`). Of the others only weights are counted, which are the same bytes in every engine: where they are more
+(`planner/static`), and so are engines of GGUF files (`gguf_engine.py`). Of the others only weights are counted, which are the same bytes in every engine: where they are more
 than the GPU's memory, that refuses. What they need beside them, and how large their cache becomes, is not sized: vLLM's
 figures would be another engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
@@ -28,40 +28,16 @@ from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
+from exo_inference.preflight import gguf_engine
+from exo_inference.preflight.engine_start import Start
 
 _GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What is to start: a model with an engine's flags, read already, on GPUs of a kind.
-
-    Attributes:
-        free_bytes: memory free on each GPU before, where that is known.
-    """
-
-    engine: ClusterEngine
-    flags: Sequence[str]
-    reading: Reading
-    model: Architecture
-    gpu: Gpu
-    gpu_count: int
-    free_bytes: int | None = None
-
-    @property
-    def written(self) -> EngineParameters:
-        """The flags as they were given, which no planner reads."""
-        name, version = self.engine.name, self.engine.version
-        return EngineParameters(engine=name, engine_version=version, others=tuple(self.flags))
-
-    def own_parameters(self, settings: Mapping[str, Any]) -> EngineParameters:
-        """Return what the planner reads of an engine that it has rules of."""
-        name, version = self.engine.name, self.engine.version
-        return EngineParameters.of(settings, engine=name, engine_version=version)
-
-
 def size(start: Start) -> Plan | str:
     """Return a plan by the engine's own rules, where it has some; else a refusal of weights, or what is known in words."""
+    if start.engine.gguf is not None:
+        return gguf_engine.size(start, start.engine.gguf)
     settings = translate(start.engine, start.reading)
     if isinstance(settings, str):
         return settings
@@ -81,6 +57,8 @@ def size(start: Start) -> Plan | str:
 
 def advise(start: Start, *, other_gpus: tuple[Gpu, ...] | None = None) -> tuple[Advice, ...]:
     """Return ways out of what may not fit, where the engine is planned by its own rules."""
+    if start.engine.gguf is not None:
+        return gguf_engine.advise(start, start.engine.gguf, other_gpus=other_gpus)
     settings = translate(start.engine, start.reading)
     if isinstance(settings, str) or _find_lack(start) is not None:
         return ()

@@ -12,7 +12,9 @@ from exo_inference.planner.llama_cpp.setting import BLOCKS, Context, LlamaSettin
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, KvSpec
 
-WITHOUT_WINDOWS = frozenset({"mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"})
+WITHOUT_WINDOWS = frozenset(
+    {"mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"}
+)
 """Families whose windows llama.cpp does not read, so that every layer keeps all tokens."""
 
 
@@ -72,7 +74,9 @@ def layer_kept(
     if spec.kind is KvKind.LATENT:
         keys, values = spec.key_dim, 0  # values are a part of the keys
     size = keys * element_bytes(setting.key_type) + values * element_bytes(setting.value_type)
-    copied = (keys * (setting.key_type != "f16") + values * (setting.value_type != "f16")) * 2 * cells
+    copied = (
+        (keys * (setting.key_type != "f16") + values * (setting.value_type != "f16")) * 2 * cells
+    )
     return Kept(size, cells, 0, copied)
 
 
@@ -84,7 +88,9 @@ def mask_cells(model: Architecture, setting: LlamaSetting, context: Context) -> 
         if spec is None or spec.kind is KvKind.STATE:
             continue
         windowed = is_windowed(spec, model.model_type)
-        cells = window_cells(spec, context, is_full=setting.full_windows) if windowed else context.cells
+        cells = (
+            window_cells(spec, context, is_full=setting.full_windows) if windowed else context.cells
+        )
         sizes[windowed] = max(sizes.get(windowed, 0), cells)
     return sum(sizes.values())
 

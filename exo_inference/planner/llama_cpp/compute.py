@@ -38,59 +38,73 @@ class Role:
         layers: those it computes.
         has_output: it computes logits.
         is_pipelined: batches overlap on several GPUs.
-        fetched: bytes of layers in main memory that it fetches to compute prompts.
+        fetched: bytes of weights of a layer in main memory that it fetches to compute prompts.
+        fetched_cache: the same of that layer's cache.
     """
 
     layers: tuple[Layer, ...]
     has_output: bool
     is_pipelined: bool = False
     fetched: int = 0
+    fetched_cache: int = 0
 
 
-def compute_bytes(
-    model: Architecture, setting: LlamaSetting, context: Context, role: Role
-) -> int:
+def compute_bytes(model: Architecture, setting: LlamaSetting, context: Context, role: Role) -> int:
     """Return the compute buffer of a GPU."""
-    tokens, hidden = context.batch, model.hidden_size
+    tokens = context.batch
     masks = mask_cells(model, setting, context) * tokens
     inputs = 2 * masks if setting.flash_attention else 4 * masks
-    moments = [0.0]
+    peak = 0.0
     for layer in {id(each): each for each in role.layers}.values():
-        moments += _layer_moments(model, layer, setting, context, inputs)
-    peak = max(moments)
+        attention, forward = _layer_moments(model, layer, setting, context, inputs)
+        peak = max(peak, attention + role.fetched_cache, forward + role.fetched)
     if role.is_pipelined and role.layers:
-        peak += (_COPIES - 1) * (inputs + _VALUE * tokens * hidden)
+        peak += (_COPIES - 1) * (inputs + _VALUE * tokens * model.hidden_size)
     if role.has_output:
-        rows = tokens if setting.is_early else min(tokens, context.sequences)
-        beside = hidden * (2 if _keeps_two(model) and not setting.is_early else 1)
-        logits = _VALUE * (rows * model.vocab_size + tokens * beside)
+        logits = _logits_bytes(model, setting, context)
         peak = max(peak, logits + (_COPIES * inputs if role.is_pipelined else 0))
-    return int(peak) + role.fetched
+    return int(peak) + 2 * _VALUE * tokens * _per_layer_inputs(model)
+
+
+def _logits_bytes(model: Architecture, setting: LlamaSetting, context: Context) -> int:
+    """Return the logits, and what lives beside them."""
+    tokens = context.batch
+    rows = tokens if setting.all_outputs else min(tokens, context.sequences)
+    # Builds of before June 2026 kept one in models of all kinds.
+    beside = model.hidden_size * (2 if _keeps_two(model) and not setting.wide_masks else 1)
+    return _VALUE * (rows * model.vocab_size + tokens * beside)
+
+
+def _per_layer_inputs(model: Architecture) -> int:
+    """Return the elements of what Gemma's embedding has for each layer, which live in two orders through a graph."""
+    return sum(w.in_features for w in model.outer_weights if w.part == "per_layer_embedding")
 
 
 def _layer_moments(
     model: Architecture, layer: Layer, setting: LlamaSetting, context: Context, inputs: int
-) -> list[float]:
-    """Return the bytes of a layer's moments."""
+) -> tuple[float, float]:
+    """Return the bytes of a layer's attention and of its feed-forward part."""
     tokens, unit = context.batch, _VALUE * context.batch
     widths = _widths(model, layer)
-    found = [inputs + unit * float(widths.feed_forward)]
+    forward = inputs + unit * float(widths.feed_forward)
     spec = layer.kv
     if spec is not None and spec.kind is KvKind.STATE:
-        return found
+        return 0.0, forward
     masks = mask_cells(model, setting, context) * tokens
     if not setting.flash_attention:
-        cells = mask_cells(model, setting, context) if spec is None else _cells(model, layer, setting, context)
-        scores = _VALUE * cells * tokens * model.num_heads
-        return [*found, inputs + scores + unit * float(widths.scores)]
-    if setting.is_early:  # the mask as it comes and as flash attention takes it
-        return [*found, 6.0 * masks + unit * (2 * model.hidden_size + 2 * _queries(model, layer))]
+        scores = _VALUE * _cells(model, layer, setting, context) * tokens * model.num_heads
+        return inputs + scores + unit * float(widths.scores), forward
+    if setting.wide_masks:
+        queries = _rows(layer, "q_proj") or _queries(model, layer)
+        return 6.0 * masks + unit * 2 * (model.hidden_size + queries), forward
     kept = layer_kept(spec, model.model_type, setting, context)
-    return [*found, inputs + unit * float(widths.attention) + kept.copied_bytes]
+    return inputs + unit * float(widths.attention) + kept.copied_bytes, forward
 
 
 def _cells(model: Architecture, layer: Layer, setting: LlamaSetting, context: Context) -> int:
     """Return the cells of a stream that a layer's scores are over."""
+    if layer.kv is None:  # another layer's
+        return mask_cells(model, setting, context)
     return layer_kept(layer.kv, model.model_type, setting, context).cells // context.streams
 
 
@@ -100,7 +114,9 @@ def _keeps_two(model: Architecture) -> bool:
 
 
 def _is_hybrid(model: Architecture) -> bool:
-    return any(layer.kv is not None and layer.kv.kind is KvKind.STATE for layer, _ in model.layer_counts)
+    return any(
+        layer.kv is not None and layer.kv.kind is KvKind.STATE for layer, _ in model.layer_counts
+    )
 
 
 def _has_expert_bias(model: Architecture) -> bool:
@@ -132,7 +148,9 @@ def _widths(model: Architecture, layer: Layer) -> Widths:
     keys = spec.num_heads * spec.key_dim if spec is not None else 0
     gate = queries if _is_hybrid(model) else 0
     return Widths(
-        hidden + 2 * queries + gate, 2 * (hidden + queries + keys) + gate, _feed_forward(model, layer, queries)
+        hidden + 2 * queries + gate,
+        2 * (hidden + queries + keys) + gate,
+        _feed_forward(model, layer, queries),
     )
 
 
@@ -165,7 +183,7 @@ def _feed_forward(model: Architecture, layer: Layer, queries: int) -> int:
 def host_compute_bytes(model: Architecture, setting: LlamaSetting, context: Context) -> int:
     """Return the compute buffer of main memory: what every graph gets from outside."""
     masks = mask_cells(model, setting, context) * context.batch
-    size = 4 if setting.is_early or not setting.flash_attention else 2
+    size = 4 if setting.wide_masks or not setting.flash_attention else 2
     return size * masks + 2 * _VALUE * context.batch * model.hidden_size
 
 

@@ -45,7 +45,9 @@ class LlamaSetting:
         only_gpu: the one that has everything, with `--split-mode none`; None: layers are split.
         fits: llama-server shortens a context that nobody asked for, and moves layers.
         fit_targets: what it leaves free of each GPU then, in bytes.
-        is_early: a build of before June 2026: logits of every token of a batch, and masks of four bytes beside those of two.
+        fit_context: the shortest context it takes; `--ctx-size 0` asks for all of the model's.
+        all_outputs: room for the logits of every token of a batch: builds of before June 2026, and other programs.
+        wide_masks: flash attention has masks of four bytes beside those of two: the same builds.
     """
 
     context: int = 0
@@ -66,7 +68,8 @@ class LlamaSetting:
     fits: bool = True
     fit_targets: tuple[int, ...] = (1024 * MIB,)
     fit_context: int = 4096
-    is_early: bool = False
+    all_outputs: bool = False
+    wide_masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,9 @@ def read_setting(values: Mapping[str, Any], gpu_count: int) -> LlamaSetting:
     """
     parallel = _whole(values, "parallel", -1, least=-1, most=MOST_SEQUENCES)
     if parallel == 0:
-        raise WrongFlag("--parallel is 0, expected 1 or more, or -1 for as many as llama-server takes")
+        raise WrongFlag(
+            "--parallel is 0, expected 1 or more, or -1 for as many as llama-server takes"
+        )
     sequences = parallel if parallel > 0 else _AUTO_SEQUENCES
     unified = values.get("kv-unified")
     context = _whole(values, "ctx-size", 0)
@@ -153,7 +158,7 @@ def read_setting(values: Mapping[str, Any], gpu_count: int) -> LlamaSetting:
         only_gpu=_only_gpu(values, gpu_count),
         fits=_word(values, "fit", "on") not in _OFF,
         fit_targets=_targets(values, gpu_count),
-        fit_context=_whole(values, "fit-ctx", 4096),
+        fit_context=ALL if values.get("ctx-size") == 0 else _whole(values, "fit-ctx", 4096),
     )  # fmt: skip
 
 
@@ -167,8 +172,10 @@ def _whole(
     if value is None:
         return default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or value != value or not least <= value <= most or int(value) != value:  # noqa: PLR0124 - NaN
-        raise WrongFlag(f"--{name} is {value!r:.40}, expected a whole number from {least} to {most}")
+    if not is_number or value != value or not least <= value <= most or int(value) != value:
+        raise WrongFlag(
+            f"--{name} is {value!r:.40}, expected a whole number from {least} to {most}"
+        )
     return int(value)
 
 
@@ -225,6 +232,10 @@ def _targets(values: Mapping[str, Any], gpu_count: int) -> tuple[int, ...]:
     text = str(values.get("fit-target", "1024"))
     parts = [each for each in re.split(r"[,/]+", text) if each]
     if not parts or not all(re.fullmatch(r"\d{1,9}", each) for each in parts):
-        raise WrongFlag(f"--fit-target is {text!r:.40}, expected MiB, or MiB of each GPU such as 1024,512")
+        raise WrongFlag(
+            f"--fit-target is {text!r:.40}, expected MiB, or MiB of each GPU such as 1024,512"
+        )
     sizes = [int(each) * MIB for each in parts]
-    return tuple((sizes * gpu_count if len(sizes) == 1 else sizes + [1024 * MIB] * gpu_count)[:gpu_count])
+    return tuple(
+        (sizes * gpu_count if len(sizes) == 1 else sizes + [1024 * MIB] * gpu_count)[:gpu_count]
+    )

@@ -62,7 +62,11 @@ class Sizes:
 
 
 def measure(
-    model: Architecture, setting: LlamaSetting, context: Context, gpus: int, placement: Placement | None = None
+    model: Architecture,
+    setting: LlamaSetting,
+    context: Context,
+    gpus: int,
+    placement: Placement | None = None,
 ) -> Sizes:
     """Return what a start takes.
 
@@ -106,17 +110,35 @@ def _caches(
 
 
 def _buffers(
-    model: Architecture, setting: LlamaSetting, context: Context, placement: Placement, gpus: int, tensors: FileBytes
+    model: Architecture,
+    setting: LlamaSetting,
+    context: Context,
+    placement: Placement,
+    gpus: int,
+    tensors: FileBytes,
 ) -> list[int]:
-    pipelined = gpus > 1 and placement.is_whole and setting.offloads_cache and setting.only_gpu is None
-    fetched = fetched_bytes(tensors, placement) if setting.offloads_ops else 0
+    pipelined = (
+        gpus > 1 and placement.is_whole and setting.offloads_cache and setting.only_gpu is None
+    )
+    fetched, cache = 0, 0
+    if setting.offloads_ops:
+        fetched = fetched_bytes(tensors, placement)
+        elsewhere = {
+            id(layer): layer.kv
+            for layer, device in zip(model.layers, placement.layers, strict=True)
+            if device is None
+        }
+        kept = (layer_kept(spec, model.model_type, setting, context) for spec in elsewhere.values())
+        cache = max((each.total - each.state_bytes for each in kept), default=0)
     used: Sequence[int] = sorted({each for each in placement.units if each is not None})
     found = [0] * gpus
-    for gpu in used or ([0] if fetched else []):
+    for gpu in used:
         layers = tuple(
-            layer for layer, device in zip(model.layers, placement.layers, strict=True) if device == gpu
+            layer
+            for layer, device in zip(model.layers, placement.layers, strict=True)
+            if device == gpu
         )
-        is_first = gpu == (used[0] if used else 0)
-        role = Role(layers, placement.output == gpu, pipelined, fetched if is_first else 0)
+        beside = (fetched, cache) if gpu == used[0] else (0, 0)
+        role = Role(layers, placement.output == gpu, pipelined, *beside)
         found[gpu] = compute_bytes(model, setting, context, role)
     return found

@@ -80,7 +80,11 @@ class Mix:
             return "MXFP4" if role.startswith("expert") else "Q8_0"
         if role == "output" or (role == "embedding" and self.is_tied):
             return self._output_type(default)
-        rule = {"embedding": self._embedding_type, "v": self._value_type, "o": self._attention_output_type}
+        rule = {
+            "embedding": self._embedding_type,
+            "v": self._value_type,
+            "o": self._attention_output_type,
+        }
         if role in rule:
             return rule[role](default, layer)
         if role in ("down", "expert-down"):
@@ -96,7 +100,7 @@ class Mix:
             return "Q5_K"
         return default if default == "Q8_0" else "Q6_K"
 
-    def _embedding_type(self, default: str, layer: int) -> str:  # noqa: ARG002 - one form for all
+    def _embedding_type(self, default: str, layer: int) -> str:
         if self.name in _SMALL:
             return "IQ3_S" if self.name == "IQ2_M" else "Q2_K"
         return "IQ3_S" if self.name == "IQ3_XXS" else default
@@ -144,14 +148,27 @@ class Mix:
             return "Q5_K" if is_first else default
         return {"Q2_K": "Q3_K", "Q3_K_L": "Q5_K"}.get(self.name, default)
 
-    def _attention_output_type(self, default: str, layer: int) -> str:  # noqa: ARG002 - one form for all
+    def _attention_output_type(self, default: str, layer: int) -> str:
         if self.name in _SMALL:
             if self.num_experts == 8:
                 return "Q5_K"
-            return {"IQ1_S": "IQ2_XXS", "IQ1_M": "IQ2_XXS", "IQ2_M": "IQ3_S"}.get(self.name, default)
+            return {"IQ1_S": "IQ2_XXS", "IQ1_M": "IQ2_XXS", "IQ2_M": "IQ3_S"}.get(
+                self.name, default
+            )
         if self.num_experts == 8:
-            return default if self.name in ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K_L") else "Q5_K"
-        rule = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_M": "Q4_K", "IQ3_XXS": "IQ3_S"}
+            return (
+                default
+                if self.name
+                in ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K_L")
+                else "Q5_K"
+            )
+        rule = {
+            "Q2_K": "Q3_K",
+            "Q3_K_M": "Q4_K",
+            "Q3_K_L": "Q5_K",
+            "IQ3_M": "Q4_K",
+            "IQ3_XXS": "IQ3_S",
+        }
         return rule.get(self.name, default)
 
     def _has_more_bits(self, layer: int) -> bool:

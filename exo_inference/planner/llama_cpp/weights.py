@@ -79,7 +79,9 @@ def mix_of(model: Architecture) -> Mix | None:
 def _quantization(model: Architecture) -> str:
     quantization = model.quantization
     if quantization is None:
-        return {"float32": "F32", "float": "F32", "float16": "F16", "half": "F16"}.get(model.dtype, "BF16")
+        return {"float32": "F32", "float": "F32", "float16": "F16", "half": "F16"}.get(
+            model.dtype, "BF16"
+        )
     if quantization.method == _GGUF:
         return quantization.default.name.removeprefix(_NAME)
     return "MXFP4" if quantization.method == _MXFP4 else ""
@@ -128,7 +130,7 @@ def _layer_bytes(layer: Layer, mix: Mix, index: int) -> tuple[float, float, floa
         if weight.part in _ELSEWHERE:
             continue
         role = _ROLES.get(weight.path.rpartition(".")[2], "other")
-        if weight.part == "routed_experts":
+        if weight.part in ("routed_experts", "expert_bias"):  # both are moved by --cpu-moe
             size = _tensor_bytes(weight, "expert-down" if role == "down" else "expert", mix, index)
             experts += size
             continue
