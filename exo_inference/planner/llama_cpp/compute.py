@@ -59,7 +59,7 @@ def compute_bytes(model: Architecture, setting: LlamaSetting, context: Context, 
         attention, forward = _layer_moments(model, layer, setting, context, inputs)
         peak = max(peak, attention + role.fetched_cache, forward + role.fetched)
     if role.is_pipelined and role.layers:
-        peak += (_COPIES - 1) * (inputs + _VALUE * tokens * model.hidden_size)
+        peak += (_COPIES - 1) * inputs + _COPIES * _VALUE * tokens * model.hidden_size
     if role.has_output:
         logits = _logits_bytes(model, setting, context)
         peak = max(peak, logits + (_COPIES * inputs if role.is_pipelined else 0))
