@@ -72,12 +72,7 @@ def _advice(start: Start, before: Plan, way: Way) -> Advice:
     price = None
     if after.usd_per_hour is not None and before.usd_per_hour is not None:
         price = after.usd_per_hour - before.usd_per_hour
-    changed = [
-        item
-        for name, value in way.flags.items()
-        if value is not None
-        for item in (f"--{name}", value)
-    ]
+    changed = [item for name, value in way.flags.items() for item in (f"--{name}", value)]
     return Advice(
         kinds=way.kinds,
         flags=tuple(changed),
@@ -97,7 +92,7 @@ def _price_text(price: float | None) -> str:
     return f"; {'+' if price > 0 else '-'}{abs(price):.2f} USD per hour"
 
 
-def _with_flags(start: Start, changes: Mapping[str, str | None]) -> tuple[str, ...]:
+def _with_flags(start: Start, changes: Mapping[str, str]) -> tuple[str, ...]:
     """Return the flags with some changed, each as two items, which is how its parser reads them."""
     gone = {
         index
@@ -106,10 +101,5 @@ def _with_flags(start: Start, changes: Mapping[str, str | None]) -> tuple[str, .
         for index in range(use.index, use.index + use.items)
     }
     kept = [item for index, item in enumerate(start.flags) if index not in gone]
-    added = [
-        item
-        for name, value in changes.items()
-        if value is not None
-        for item in (f"--{name}", value)
-    ]
+    added = [item for name, value in changes.items() for item in (f"--{name}", value)]
     return (*kept, *added)

@@ -32,13 +32,13 @@ class Way:
 
     Attributes:
         kinds: what changes.
-        flags: names of flags and their values; None: the flag goes.
+        flags: names of flags and their values.
         effect: in words.
         asked: the start.
     """
 
     kinds: tuple[str, ...]
-    flags: Mapping[str, str | None]
+    flags: Mapping[str, str]
     effect: str
     asked: Asked
     quality: str = UNCHANGED
@@ -91,7 +91,7 @@ def _shorter(asked: Asked) -> Way | None:
     total = length * before.streams
     changed = replace(asked, setting=replace(asked.setting, context=total))
     effect = f"a context of {total:,} tokens instead of {before.total:,}"
-    flags = {"ctx-size": str(total), "kv-unified-per-slot": None}
+    flags = {"ctx-size": str(total)}
     return Way(("max-model-len",), flags, effect, changed)
 
 
@@ -125,9 +125,7 @@ def _of_layers(asked: Asked) -> Iterator[Way]:
     slower = "computed by the CPU, many times slower"
     if found.cpu_moe:
         effect = f"the experts of {found.cpu_moe} of {layers} layers in main memory, {slower}"
-        yield Way(
-            ("gpu-layers",), {"n-cpu-moe": str(found.cpu_moe), "cpu-moe": None}, effect, changed
-        )
+        yield Way(("gpu-layers",), {"n-cpu-moe": str(found.cpu_moe)}, effect, changed)
     elif 2 * (found.gpu_layers or 0) > layers:
         effect = f"{found.gpu_layers} of {layers + 1} layers on the GPU, the others in main memory, {slower}"
         yield Way(("gpu-layers",), {"gpu-layers": str(found.gpu_layers)}, effect, changed)
