@@ -1,9 +1,9 @@
 """What can be said of the memory of an engine that takes no flags of vLLM. Pure.
 
 `judgement.py` asks for the engines of `engines/cluster_engine.py`. SGLang is planned by rules of its own
-(`planner/static`), and so are engines of GGUF files (`gguf_engine.py`). Of the others only weights are counted, which are the same bytes in every engine: where they are more
-than the GPU's memory, that refuses. What they need beside them, and how large their cache becomes, is not sized: vLLM's
-figures would be another engine's.
+(`planner/static`), and so are engines of GGUF files (`gguf_engine.py`). Of the others only weights are counted, which are
+the same bytes in every engine: where they are more than the GPU's memory, that refuses. What they need beside them, and
+how large their cache becomes, is not sized: vLLM's figures would be another engine's.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def _host_note(asked: Asked, sizes: Sizes) -> str:
         kept.append("their cache" if layers and asked.setting.offloads_cache else "the cache")
     kept.append("buffers")
     listed = f"{', '.join(kept[:-1])} and {kept[-1]}"
-    return f"{_gib(sizes.host.total)} of main memory are needed for {listed}; whether it has them is not judged"
+    return f"{_gib(sizes.host.total)} of main memory are needed for {listed}; whether so much is free is not judged"
 
 
 def check_cache_types(setting: LlamaSetting) -> Problem | None:

@@ -74,13 +74,14 @@ def _of_cache(asked: Asked) -> Iterator[Way]:
     shorter = _shorter(asked)
     if shorter is not None:
         yield shorter
-    if small is not None and not _has_room(small.asked):
-        both = _shorter(small.asked)
-        if both is not None:
-            yield replace(
-                both, kinds=(*small.kinds, *both.kinds), flags={**small.flags, **both.flags},
-                effect=f"{small.effect}; {both.effect}", quality=SLIGHTLY,
-            )  # fmt: skip
+    both = _shorter(small.asked) if small is not None and not _has_room(small.asked) else None
+    if small is None or both is None:
+        return
+    if shorter is None or both.asked.setting.context > shorter.asked.setting.context:
+        yield replace(
+            both, kinds=(*small.kinds, *both.kinds), flags={**small.flags, **both.flags},
+            effect=f"{small.effect}; {both.effect}", quality=SLIGHTLY,
+        )  # fmt: skip
 
 
 def _shorter(asked: Asked) -> Way | None:
