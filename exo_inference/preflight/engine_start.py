@@ -8,7 +8,9 @@ from typing import Any
 
 from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.reader import Reading
-from exo_inference.planner import Architecture, EngineParameters, Gpu
+from exo_inference.planner.gpu_catalog import Gpu
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.parameters import EngineParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The plan and the ways out of an engine that loads GGUF files, from its flags as they were read. Pure.
 
-`other_engines.py` asks; the rules are in `planner/llama_cpp`. What they do not know is told in words.
+`judgement.py` asks; the rules are in `planner/llama_cpp`. What they do not know is told in words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What can be said of the memory of an engine that takes no flags of vLLM. Pure.
 
 `judgement.py` asks for the engines of `engines/cluster_engine.py`. SGLang is planned by rules of its own
-(`planner/static`), and so are engines of GGUF files (`gguf_engine.py`). Of the others only weights are counted, which are
+(`planner/static`); engines of GGUF files are asked of `gguf_engine.py`. Of the others only weights are counted, which are
 the same bytes in every engine: where they are more than the GPU's memory, that refuses. What they need beside them, and
 how large their cache becomes, is not sized: vLLM's figures would be another engine's.
 """
@@ -28,7 +28,6 @@ from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
-from exo_inference.preflight import gguf_engine
 from exo_inference.preflight.engine_start import Start
 
 _GIB = 2**30
@@ -36,8 +35,6 @@ _GIB = 2**30
 
 def size(start: Start) -> Plan | str:
     """Return a plan by the engine's own rules, where it has some; else a refusal of weights, or what is known in words."""
-    if start.engine.gguf is not None:
-        return gguf_engine.size(start, start.engine.gguf)
     settings = translate(start.engine, start.reading)
     if isinstance(settings, str):
         return settings
@@ -57,8 +54,6 @@ def size(start: Start) -> Plan | str:
 
 def advise(start: Start, *, other_gpus: tuple[Gpu, ...] | None = None) -> tuple[Advice, ...]:
     """Return ways out of what may not fit, where the engine is planned by its own rules."""
-    if start.engine.gguf is not None:
-        return gguf_engine.advise(start, start.engine.gguf, other_gpus=other_gpus)
     settings = translate(start.engine, start.reading)
     if isinstance(settings, str) or _find_lack(start) is not None:
         return ()
