@@ -3,7 +3,8 @@
     python -m scripts.llama_cpp_starts.calibrate --starts STARTS.json [--check]
 
 writes `planner/catalog/llama_cpp_overheads.json`, or says whether it would differ. Set are the starts of the calibration half
-(`scripts/planner_halves.py`): CUDA's context is what was not free before llama.cpp had a buffer. How far printed weights and
+(`scripts/planner_halves.py`): CUDA's context is what a GPU holds beside llama.cpp's buffers. Fewer than five machines say little
+of its spread: it may be half, or as much as llama.cpp itself leaves free of a GPU by default (`--fit-target`). How far printed weights and
 compute buffers lie from predicted ones is the band around these; it is never narrower than the least one named here.
 """
 
@@ -17,25 +18,21 @@ from typing import Any
 from exo_inference.planner.llama_cpp.constants import COMPUTE, CONTEXT, WEIGHTS
 from exo_inference.planner.overheads import Measured
 from scripts.calibrate_planner import set_constants
-from scripts.llama_cpp_starts.predict import compare
+from scripts.llama_cpp_starts.predict import beside_buffers, compare
 
 TARGET = Path(__file__).parents[2] / "exo_inference/planner/catalog/llama_cpp_overheads.json"
 _QUANTITIES = {"weights": (WEIGHTS, 0.01), "compute buffers": (COMPUTE, 0.05)}
 """Names of constants, and the least band around what was predicted."""
 _FEW = 5
+_LEFT_FREE = 1024.0
 
 
 def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
-    """Return the constants with their bands; fewer than five contexts may be half or double the next one."""
-    observed = [case["observed"] for case in cases]
-    taken = [
-        float(each["gpu_total_mib"] - each["free_at_start_mib"])
-        for each in observed
-        if each.get("gpu_total_mib") and each.get("free_at_start_mib")
-    ]
+    """Return the constants with their bands."""
+    taken = [size for _, size in beside_buffers(cases)]
     middle, low, high = statistics.median(taken), min(taken), max(taken)
     if len(taken) < _FEW:
-        low, high = min(low, middle / 2), max(high, 2 * middle)
+        low, high = min(low, middle / 2), max(high, _LEFT_FREE)
     found = {CONTEXT: Measured(middle, low, high, len(taken))}
     compared = list(compare(cases))
     for quantity, (name, least) in _QUANTITIES.items():

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.planner.accuracy.cases import parse_cases
-from exo_inference.planner.llama_cpp.constants import load_constants
+from exo_inference.planner.llama_cpp.constants import CONTEXT, load_constants
 from scripts.grade_planner import print_or_write, read_explanations
-from scripts.llama_cpp_starts.predict import QUANTITIES, compare, not_graded, outcomes
+from scripts.llama_cpp_starts.predict import (
+    QUANTITIES,
+    beside_buffers,
+    compare,
+    not_graded,
+    outcomes,
+)
 from scripts.planner_halves import split
 
 _LIMIT = 0.05
@@ -24,7 +30,8 @@ _HEAD = """# Plans for llama.cpp, graded
 
 What the planner predicts for llama.cpp against what it printed when it really started, over all GPUs of a start. Errors are
 relative to the printed figure. The starts are in [`planner-llama-cpp-starts.json`](planner-llama-cpp-starts.json), with what is
-known of each. They were found on 2026-11-28 and written down before there was a planner to ask. The rule that splits the starts
+known of each. They were found on 2026-11-28 and written down before there was a planner to ask; eight more ("second") were found when
+the rules were fixed, and written down before it was asked of them. The rule that splits the starts
 of vLLM (`scripts/planner_halves.py`) splits these, too: by model and GPU. Written by `make planner-calibrate`; the rules are on
 [planning](../concepts/planning.md#llamacpp).
 """
@@ -71,12 +78,22 @@ def render(cases: Sequence[Mapping[str, Any]], explanations: Mapping[str, str]) 
     lines += [
         _CONSTANTS + "\n".join(rows),
         "",
+        _beside(graded),
+        "",
         f"## More than {_LIMIT:.0%} off\n",
         *_misses(cases, explanations),
         "",
     ]
     lines += ["## Not graded\n", *_left_out(cases), "", _RULES.rstrip()]
     return "\n".join(lines) + "\n"
+
+
+def _beside(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Say how the graded half's figures beside buffers lie to the band."""
+    found, band = list(beside_buffers(cases)), load_constants()[CONTEXT]
+    inside = sum(band.low <= size <= band.high for _, size in found)
+    listed = ", ".join(f"{size:,.0f} (`{case}`)" for case, size in found)
+    return f"Of {len(found)} starts of the graded half that say what a GPU held beside buffers, {inside} lie within the first band: {listed} MiB."
 
 
 def _table(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -76,6 +76,8 @@ def _build(case: Mapping[str, Any]) -> tuple[bool, bool]:
     """Return what sets its build or its program apart: of a start without a date, builds that keep all logits are old."""
     keeps_all = case["observed"].get("outputs") == "all"
     date = str(case.get("date") or "")
+    if case["observed"].get("masks") == "wide":
+        return keeps_all, True
     return keeps_all, date < _NARROW_MASKS if date else keeps_all
 
 
@@ -102,6 +104,9 @@ def reason_against(case: Mapping[str, Any], quantity: str) -> str:
     flags = case.get("flags") or {}
     if "model" in (case.get("inferred") or ()):
         return "its model was inferred from these figures"
+    stated = case.get("unstated") or ()
+    if "model" in stated or "offload" in stated:
+        return f"its {'model' if 'model' in stated else 'placement'} is not stated"
     if "latents" in unstated and quantity != "weights":
         return "its file was made before latents were kept"
     if "override-tensor" in flags and quantity != "cache":
@@ -120,6 +125,8 @@ def reason_against(case: Mapping[str, Any], quantity: str) -> str:
 def compare(cases: Iterable[Mapping[str, Any]]) -> Iterator[Compared]:
     """Yield what is graded, start by start."""
     for case in cases:
+        if all(reason_against(case, quantity) for quantity in QUANTITIES):
+            continue
         sizes = sizes_of(case)
         predicted = {
             "weights": [each.weights for each in sizes.gpus],
@@ -149,11 +156,13 @@ def not_graded(cases: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, s
 def outcomes(cases: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, bool, bool]]:
     """Yield whether a start went on, and whether the middle of the plan has room, where the GPU is known."""
     for case in cases:
+        if reason_against(case, "cache"):
+            continue
         asked = asked_of(case)
         known = asked.gpu.reported_bytes < _BOUNDLESS and asked.gpu.vendor == "nvidia"
         if not known or "override-tensor" in (case.get("flags") or {}) or case.get("inferred"):
             continue
-        if reason_against(case, "cache") or case.get("file") not in {*KNOWN, "MXFP4"}:
+        if case.get("file") not in {*KNOWN, "MXFP4"}:
             continue
         sizes = asked.sizes(resolve(asked.setting, asked.trained))
         yield (
@@ -161,3 +170,21 @@ def outcomes(cases: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, bool, bo
             case["observed"].get("outcome") == "fits",
             fits(asked, sizes, surely=False),
         )
+
+
+def beside_buffers(cases: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield what starts say of a GPU's memory beside buffers, in MiB: of several GPUs, that with the least.
+
+    On a single GPU it is told by the process; what a desktop or others hold there is not.
+    """
+    for case in cases:
+        observed = case["observed"]
+        free, total = observed.get("free_at_start_mib"), observed.get("gpu_total_mib")
+        others, process = observed.get("unaccounted_mib") or (), observed.get("process_mib")
+        printed = [sum(observed.get(name) or ()) for name in (*QUANTITIES.values(), "rs_mib")]
+        if free and total:
+            yield str(case["id"]), float(total - free)
+        elif len(others) > 1:
+            yield str(case["id"]), float(min(others))
+        elif process and all(printed[:3]):
+            yield str(case["id"]), float(process - sum(printed))

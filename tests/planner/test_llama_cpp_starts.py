@@ -42,7 +42,7 @@ def test_the_graded_half_is_predicted() -> None:
     assert len(found["cache"]) >= 10
     assert max(found["cache"]) < 0.001
     assert len(found["compute buffers"]) >= 10
-    assert sorted(found["compute buffers"])[-3] < 0.05
+    assert sorted(found["compute buffers"])[-5] < 0.05
     assert all(went_on == has_room for _, went_on, has_room in outcomes(graded))
 
 

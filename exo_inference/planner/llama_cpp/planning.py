@@ -16,6 +16,7 @@ from exo_inference.planner.llama_cpp.room import (
     components,
     fits,
     fitted_context,
+    has_room,
     layer_counts,
     longest,
     need,
@@ -133,9 +134,9 @@ def _with_layers_moved(asked: Asked, context: Context) -> tuple[Asked, list[Prob
 
 def _memory_problems(asked: Asked, context: Context, sizes: Sizes) -> list[Problem]:
     """Say where a start has no room, or may have none."""
-    gpu = tightest(asked, sizes)
-    if need(asked, sizes, gpu, "high") <= asked.least_room:
+    if has_room(asked, context):
         return []
+    gpu = tightest(asked, sizes)
     device, wanted = sizes.gpus[gpu], need(asked, sizes, gpu)
     detail = (
         f"weights of {_gib(device.weights)}, the cache of {context.total:,} tokens of {_gib(device.cache)}, compute buffers of "

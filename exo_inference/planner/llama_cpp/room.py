@@ -109,6 +109,23 @@ def fits(asked: Asked, sizes: Sizes, *, surely: bool) -> bool:
     return need(asked, sizes, gpu) <= asked.room
 
 
+def has_room(asked: Asked, context: Context) -> bool:
+    """Whether a start has room even at the worst: with a context that `--fit` chooses, with the shortest it would take."""
+    if fits(asked, asked.sizes(context), surely=True):
+        return True
+    setting = asked.setting
+    if setting.context or not setting.fits:
+        return False
+    least = _shortest(asked, context)
+    return least.total < context.total and fits(asked, asked.sizes(least), surely=True)
+
+
+def _shortest(asked: Asked, context: Context) -> Context:
+    """Return the shortest contexts that `--fit` takes."""
+    least = min(context.total, asked.setting.fit_context * context.streams or _STEP)
+    return resolve(asked.setting, asked.trained, least)
+
+
 def longest(asked: Asked, *, surely: bool, most: int | None = None) -> int:
     """Return the longest request for which a start has room, 0 for none."""
     streams = resolve(asked.setting, asked.trained).streams
@@ -143,9 +160,7 @@ def fitted_context(asked: Asked) -> Context:
     lacking = any(left < target for left, target in zip(spare, setting.fit_targets, strict=True))
     if not lacking or sum(spare) >= sum(setting.fit_targets):
         return whole
-    least = resolve(
-        setting, asked.trained, min(whole.total, setting.fit_context * whole.streams or _STEP)
-    )
+    least = _shortest(asked, whole)
     at_least = asked.sizes(least)
     wanted = at_most.total + sum(spare) - sum(setting.fit_targets)
     if asked.gpus > 1:  # only whole layers can be moved between GPUs

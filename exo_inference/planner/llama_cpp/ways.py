@@ -13,8 +13,8 @@ from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.llama_cpp.cache import element_bytes
 from exo_inference.planner.llama_cpp.room import (
     Asked,
-    fits,
     fitted_context,
+    has_room,
     longest,
     need,
     spilled,
@@ -63,7 +63,7 @@ def _has_room(asked: Asked) -> bool:
     if setting.gpu_layers is None and setting.fits:  # else layers are moved
         spare = asked.room - need(asked, sizes, tightest(asked, sizes))
         return spare >= max(setting.fit_targets)
-    return fits(asked, sizes, surely=True)
+    return has_room(asked, context)
 
 
 def _of_cache(asked: Asked) -> Iterator[Way]:
