@@ -336,3 +336,22 @@ def test_odd_starts_are_planned(model: object, flags: dict[str, object]) -> None
     plan = planned(gpus=2, model=model, fit_targets=(MIB, MIB), **flags)
     assert plan.verdict in tuple(Verdict)
     assert all(each.num_bytes >= 0 for each in plan.components)
+
+
+def test_prediction_layers_widen_the_band_where_files_have_them() -> None:
+    plan = planned("l40s", model=STATES, context=4096)
+    part = plan.component("weights")
+    assert part is not None
+    assert part.high - part.num_bytes > 200 * MIB
+    assert any("prediction layers takes up to 0.22 GiB more" in note for note in plan.notes)
+    assert file_bytes(with_quantization(find_model("zai-org/GLM-4.5-Air"), "Q4_K_M")).drafting == 0
+
+
+def test_a_context_that_fit_chooses_has_room_where_the_shortest_has() -> None:
+    """Its length follows from sizes that llama-server measures, so that none of them is too much."""
+    model = with_quantization(find_model("meta-llama/Llama-3.3-70B-Instruct"), "Q4_K_M")
+    plan = planned("l40s", model=model)
+    assert plan.verdict is Verdict.FITS
+    assert (
+        planned("l40s", model=model, context=plan.max_model_len + 4096).verdict is not Verdict.FITS
+    )

@@ -40,8 +40,16 @@ def context_component(shared: int = 0) -> Component:
     return Component("non_torch", shared + value, shared + low, shared + high, source)
 
 
-def banded(name: str, size: int, constant: str, source: str) -> Component:
-    """Return a component with the band that starts of the calibration half had around such sizes."""
+def banded(name: str, size: int, constant: str, source: str, maybe: int = 0) -> Component:
+    """Return a component with the band that starts of the calibration half had around such sizes.
+
+    Args:
+        name: of the component.
+        size: what is predicted.
+        constant: how far printed sizes were off.
+        source: where the prediction is from.
+        maybe: what may come on top.
+    """
     found = load_constants()[constant]
     low, high = min(1.0, found.low), max(1.0, found.high)
-    return Component(name, size, int(size * low), int(size * high), source)
+    return Component(name, size, int(size * low), int(size * high) + maybe, source)

@@ -176,6 +176,9 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
         yield f"{context.sequences} requests share the cache of {context.total:,} tokens; one alone may take all of it"
     if context.per_sequence > asked.trained:
         yield f"the model was trained with {asked.trained:,} tokens, which is how long a request may be"
+    maybe = sum(each.maybe for each in sizes.gpus)
+    if maybe:
+        yield f"a file that has the model's prediction layers takes up to {_gib(maybe)} more, which the band holds"
     if model.vision is not None:
         yield "an image encoder is a file of its own, which --mmproj loads; it is not counted"
     if asked.gpus > 1:

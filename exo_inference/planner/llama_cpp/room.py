@@ -82,7 +82,13 @@ def components(sizes: DeviceSizes, shared: int = 0) -> tuple[Component, ...]:
         "cells of the whole context, states of each sequence",
     )
     return (
-        banded("weights", sizes.weights, WEIGHTS, "tensors of the GGUF file that are on the GPU"),
+        banded(
+            "weights",
+            sizes.weights,
+            WEIGHTS,
+            "tensors of the GGUF file that are on the GPU",
+            sizes.maybe,
+        ),
         banded("activations", sizes.compute, COMPUTE, "the widest moment of a batch's graph"),
         context_component(shared),
         cache,

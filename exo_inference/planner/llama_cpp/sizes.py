@@ -29,12 +29,13 @@ from exo_inference.planner.model.architecture import Architecture
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """The buffers of a device: weights, cache of tokens, states, compute."""
+    """The buffers of a device: weights, cache of tokens, states, compute; and weights that a file may have beside."""
 
     weights: int = 0
     cells: int = 0
     states: int = 0
     compute: int = 0
+    maybe: int = 0
 
     @property
     def cache(self) -> int:
@@ -84,8 +85,9 @@ def measure(
     weights, host_weights = device_weights(tensors, placement, gpus)
     cells, states, host_cache = _caches(model, setting, context, placement, gpus)
     buffers = _buffers(model, setting, context, placement, gpus, tensors)
+    maybe = [tensors.drafting if gpu == placement.output else 0 for gpu in range(gpus)]
     devices = tuple(
-        DeviceSizes(*each) for each in zip(weights, cells, states, buffers, strict=True)
+        DeviceSizes(*each) for each in zip(weights, cells, states, buffers, maybe, strict=True)
     )
     graph = host_compute_bytes(model, setting, context) + output_bytes(model, context)
     return Sizes(devices, DeviceSizes(host_weights, host_cache, 0, graph), placement)

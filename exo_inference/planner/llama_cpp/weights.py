@@ -53,12 +53,14 @@ class FileBytes:
         embedding: what stays in main memory.
         output: the last unit, which is computed with.
         is_tied: output and embedding are one tensor of the file.
+        drafting: layers for prediction, which some files have and others have not; 0 where the file's size is known.
     """
 
     layers: tuple[LayerBytes, ...]
     embedding: int
     output: int
     is_tied: bool
+    drafting: int = 0
 
 
 def mix_of(model: Architecture) -> Mix | None:
@@ -111,7 +113,23 @@ def file_bytes(model: Architecture) -> FileBytes:
         all_bytes += 0.0 if head is None else output
         scale = known / max(1.0, all_bytes)
     layers = tuple(LayerBytes(*(int(part * scale) for part in each)) for each in sizes)
-    return FileBytes(layers, int(embedding * scale), int(output * scale), is_tied=head is None)
+    drafting = 0.0 if scale != 1.0 else _drafting_bytes(model, mix)
+    return FileBytes(
+        layers, int(embedding * scale), int(output * scale), is_tied=head is None, drafting=int(drafting)
+    )  # fmt: skip
+
+
+_DRAFTING = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+"""Families of which files with prediction layers are loaded whole; DeepSeek's have none, GLM's are left out."""
+_SHARED = frozenset({"embedding", "lm_head"})
+"""What prediction layers have of the model itself."""
+
+
+def _drafting_bytes(model: Architecture, mix: Mix) -> float:
+    if model.model_type not in _DRAFTING:
+        return 0.0
+    weights = (weight for weight in model.mtp_weights if weight.part not in _SHARED)
+    return sum(_tensor_bytes(weight, "other", mix, 0) for weight in weights)
 
 
 _TABLES = frozenset({"embedding", "lm_head", "per_layer_embedding", "vision", "projector"})
