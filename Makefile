@@ -209,9 +209,11 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python -m scripts.generate_cli_reference --check
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS) --check
 	@$(BIN)/python -m scripts.static_starts.calibrate --starts $(STATIC_STARTS) --check
+	@$(BIN)/python -m scripts.llama_cpp_starts.calibrate --starts $(LLAMA_CPP_STARTS) --check
 
 STARTS := docs/benchmarks/planner-starts.json
 STATIC_STARTS := docs/benchmarks/planner-sglang-starts.json
+LLAMA_CPP_STARTS := docs/benchmarks/planner-llama-cpp-starts.json
 SPEEDS := docs/benchmarks/planner-published-speeds.json
 
 planner-calibrate: setup-dev ## set the planner's measured constants on one half of real starts; grade it on the other
@@ -224,6 +226,9 @@ planner-calibrate: setup-dev ## set the planner's measured constants on one half
 	  --zen4 docs/benchmarks/cpu-zen4.json --write docs/benchmarks/planner-processor.md
 	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json --ran $(SPEEDS) \
 	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
+	@$(BIN)/python -m scripts.llama_cpp_starts.calibrate --starts $(LLAMA_CPP_STARTS)
+	@$(BIN)/python -m scripts.llama_cpp_starts.grade --cases $(LLAMA_CPP_STARTS) --explanations docs/benchmarks/planner-explanations.json \
+	  --write docs/benchmarks/planner-llama-cpp.md
 
 format: setup-dev ## rewrite what ruff can mend
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -2,7 +2,8 @@
 
 Code asks a row here, never whether an engine is called so or so. Its flags and failures are in `engines/`; its command
 line too, of a process of this machine, and of a pod in its image (`engine-images/adapter/`). `planner/engine_rules.py`
-has the use of memory of exo-engine, SGLang and vLLM; of the others only weights are counted (`preflight/other_engines.py`).
+has the use of memory of exo-engine, SGLang and vLLM, `planner/llama_cpp` that of llama.cpp; of the others only weights are
+counted (`preflight/other_engines.py`).
 """
 
 from __future__ import annotations

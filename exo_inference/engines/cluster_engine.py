@@ -89,6 +89,28 @@ class VllmMeaning:
         return next(name for name, meant in self.settings.items() if meant == setting)
 
 
+@dataclass(frozen=True, slots=True)
+class GgufMeaning:
+    """What is not known of the memory of an engine that loads GGUF files; its other flags, planning reads or they take none.
+
+    Attributes:
+        unknown: flags that change what a GPU holds, in ways not known here.
+        unknown_values: values of flags that do.
+    """
+
+    unknown: frozenset[str]
+    unknown_values: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def find_unknown(self, found: Mapping[str, Any]) -> str:
+        """Return the first flag that is not known, as it is written; empty where there is none."""
+        for name, value in found.items():
+            if name in self.unknown and value is not False:
+                return f"--{name}"
+            if str(value) in self.unknown_values.get(name, ()):
+                return f"--{name} {value}"
+        return ""
+
+
 @dataclass(frozen=True)
 class ClusterEngine(ClusterOnly):
     """An engine that runs in pods alone.
@@ -100,7 +122,8 @@ class ClusterEngine(ClusterOnly):
         devices: where it runs.
         spans_nodes: a replica may be several pods.
         sizes: None where `gpu-count` says it all.
-        meaning: None where its memory is not judged.
+        meaning: None where its memory is not judged by what flags of vLLM mean.
+        gguf: of an engine that loads GGUF files and is planned by its own rules.
     """
 
     name: str
@@ -110,6 +133,7 @@ class ClusterEngine(ClusterOnly):
     spans_nodes: bool = False
     sizes: Sizes | None = None
     meaning: VllmMeaning | None = None
+    gguf: GgufMeaning | None = None
 
     @property
     def flags(self) -> ReleaseFlags:

@@ -1,14 +1,15 @@
 """llama.cpp, as `llama-server` starts it: what the platform sets of it.
 
-Its parser reads flags and values as two items, and `_` for `-`; booleans take no value. Its memory is not
-judged: GGUF files have number formats of their own, and what the GPUs have no room for stays in main memory.
+Its parser reads flags and values as two items, and `_` for `-`; booleans take no value. Its memory is
+planned by its own rules (`planner/llama_cpp`): GGUF files have number formats of their own, and the cache is as large
+as the context from the start.
 """
 
 from __future__ import annotations
 
 from exo_inference.engines import cluster_engine
 from exo_inference.engines.base import CPU, GPU
-from exo_inference.engines.cluster_engine import ClusterEngine
+from exo_inference.engines.cluster_engine import ClusterEngine, GgufMeaning
 from exo_inference.engines.flags.dialects import LLAMA_CPP
 
 _TOOLS = "tools would let whoever asks the model read and change files of the pod"
@@ -50,4 +51,38 @@ ENGINE = ClusterEngine(
     owned=PLATFORM_OWNED,
     dialect=LLAMA_CPP,
     devices=(CPU, GPU),
+    gguf=GgufMeaning(
+        unknown=frozenset(
+            {
+                "lora",
+                "lora-scaled",
+                "control-vector",
+                "control-vector-scaled",
+                "mmproj",
+                "embedding",
+                "rerank",
+                "pooling",
+                "override-tensor",
+                "override-kv",
+                "device",
+                "moe-cache-mib",
+                "n-cpu-ffn",
+                "lazy-mode",
+                "backend-sampling",
+                "spec-type",
+                "spec-default",
+                "spec-draft-model",
+                "spec-draft-type-k",
+                "spec-draft-type-v",
+                "spec-draft-override-tensor",
+                "spec-draft-cpu-moe",
+                "spec-draft-n-cpu-moe",
+                "spec-draft-n-max",
+                "spec-draft-backend-sampling",
+                "spec-draft-device",
+                "spec-draft-ngl",
+            }
+        ),
+        unknown_values={"split-mode": frozenset({"row", "tensor"})},
+    ),
 )

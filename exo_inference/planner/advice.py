@@ -34,7 +34,8 @@ class Advice:
 
     Attributes:
         kinds: what changes (`flags`, which are those that a refusal names, `max-model-len`, `kv-cache-dtype`,
-            `quantization`, `checkpoint`, `gpu-count`, `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`).
+            `quantization`, `checkpoint`, `gpu-count`, `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`,
+            `gpu-layers`).
         flags: to be pasted: the engine's flags that change, instead of those of the same name.
         options: to be pasted: the deployment's options that change (`--gpu-type`, `--gpu-count`,
             `--model-name`).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exo_inference.planner.compressed_cache import row_bytes
 from exo_inference.planner.explain_speed import Step, speed_steps
@@ -40,6 +40,8 @@ def explain(result: Plan) -> tuple[Step, ...]:
     basis = result.basis
     if basis is None:
         reason = "; ".join(problem.detail for problem in result.problems)
+        if any(each.name == "kv_cache" for each in result.components):
+            return (*_sized_steps(result), replace(_verdict_step(result), formula=reason or _ROOM))
         return (
             Step("Verdict", reason or "nothing could be sized", str(result.verdict), "config.json"),
         )
@@ -143,6 +145,26 @@ _COMPONENTS = {
     "lora": ("LoRA slots", "A and B of every linear layer (vLLM: lora/layers)"),
     "draft_model": ("Draft model", "tensor shapes of what drafts"),
 }
+
+
+_ROOM = "what is asked of the GPU has room at the worst of the bands"
+_OF_LLAMA_CPP = {
+    "weights": "Weights", "activations": "Compute buffers", "non_torch": "CUDA's context", "kv_cache": "Cache",
+}  # fmt: skip
+
+
+def _sized_steps(result: Plan) -> Iterator[Step]:
+    """Yield the parts of an engine whose cache has a fixed size, and what they make together."""
+    for each in result.components:
+        band = f" ({_gib(each.low)} to {_gib(each.high)})" if each.high > each.low else ""
+        source = "llama.cpp's source (docs/concepts/planning.md)"
+        if each.name == "non_torch":
+            source = "starts that printed it (docs/benchmarks/planner-llama-cpp.md)"
+        title = _OF_LLAMA_CPP.get(each.name, each.name)
+        yield Step(title, each.source, _with_bytes(each.num_bytes) + band, source)
+    total = sum(each.num_bytes for each in result.components)
+    formula = f"the sum of the lines above, of {_gib(result.budget_bytes_per_gpu)}"
+    yield Step("Asked of the GPU", formula, _with_bytes(total), "the lines above")
 
 
 def _component_steps(result: Plan) -> Iterator[Step]:

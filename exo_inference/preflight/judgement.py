@@ -36,9 +36,9 @@ from exo_inference.planner import (
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
+from exo_inference.preflight import gguf_engine, other_engines
+from exo_inference.preflight.engine_start import Start
 from exo_inference.preflight.flags import read_flags, read_settings
-from exo_inference.preflight.other_engines import Start, size
-from exo_inference.preflight.other_engines import advise as advise_other
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
@@ -204,7 +204,8 @@ def _judge_other(
     start = _start(engine, subject, reading)
     if start is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    found = size(start)
+    gguf = engine.gguf
+    found = other_engines.size(start) if gguf is None else gguf_engine.size(start, gguf)
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
     others = _not_reported(found.problems, rules, reading)
@@ -227,7 +228,11 @@ def _with_ways_out(
     start = _start(engine, judged.subject, reading)
     if start is None or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
         return judged
-    return replace(judged, advice=advise_other(start, other_gpus=other_gpus))
+    if engine.gguf is None:
+        advice = other_engines.advise(start, other_gpus=other_gpus)
+    else:
+        advice = gguf_engine.advise(start, engine.gguf, other_gpus=other_gpus)
+    return replace(judged, advice=advice)
 
 
 def _not_reported(

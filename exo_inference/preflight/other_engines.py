@@ -1,15 +1,15 @@
 """What can be said of the memory of an engine that takes no flags of vLLM. Pure.
 
 `judgement.py` asks for the engines of `engines/cluster_engine.py`. SGLang is planned by rules of its own
-(`planner/static`). Of the others only weights are counted, which are the same bytes in every engine: where they are more
-than the GPU's memory, that refuses. What they need beside them, and how large their cache becomes, is not sized: vLLM's
-figures would be another engine's.
+(`planner/static`); engines of GGUF files are asked of `gguf_engine.py`. Of the others only weights are counted, which are
+the same bytes in every engine: where they are more than the GPU's memory, that refuses. What they need beside them, and
+how large their cache becomes, is not sized: vLLM's figures would be another engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
@@ -28,36 +28,9 @@ from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
+from exo_inference.preflight.engine_start import Start
 
 _GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What is to start: a model with an engine's flags, read already, on GPUs of a kind.
-
-    Attributes:
-        free_bytes: memory free on each GPU before, where that is known.
-    """
-
-    engine: ClusterEngine
-    flags: Sequence[str]
-    reading: Reading
-    model: Architecture
-    gpu: Gpu
-    gpu_count: int
-    free_bytes: int | None = None
-
-    @property
-    def written(self) -> EngineParameters:
-        """The flags as they were given, which no planner reads."""
-        name, version = self.engine.name, self.engine.version
-        return EngineParameters(engine=name, engine_version=version, others=tuple(self.flags))
-
-    def own_parameters(self, settings: Mapping[str, Any]) -> EngineParameters:
-        """Return what the planner reads of an engine that it has rules of."""
-        name, version = self.engine.name, self.engine.version
-        return EngineParameters.of(settings, engine=name, engine_version=version)
 
 
 def size(start: Start) -> Plan | str:

@@ -41,6 +41,7 @@ _SPELLINGS = {
     "max-model-len": ("--max-model-len", "--context-length"),
     "quantization": ("--quantization", "-q"),
     "speculative-config": ("--speculative-config", "-sc"),
+    "gpu-layers": ("--gpu-layers", "--n-gpu-layers", "-ngl"),
     "draft-model": ("--speculative-config", "-sc", "--spec-model"),
 }
 """Flags that problems of the planner are about, where they are not called after one flag."""

@@ -67,7 +67,7 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
 @pytest.mark.parametrize(
     ("engine", "flags"),
     [
-        ("llama-cpp", ()),
+        ("llama-cpp", ("--lora", "adapter.gguf")),
         ("sglang", ("--cpu-offload-gb", "100")),
         ("sglang", ("--load-format", "bitsandbytes")),
         ("sglang", ("--speculative-algorithm", "EAGLE")),

@@ -22,6 +22,7 @@ from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.wait import wait_for_deployment, wait_options, wait_until_scaled
 from exo_inference.cli.writes import by_name, dry_run_option, finish, override_option, titled
+from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
@@ -257,5 +258,6 @@ def _line(
     chosen = (("--inference-engine-version", version),) if version is not None else ()
     flags = plan.parameters if given is None else given
     return CommandLine(
-        "update", found.name, chosen, tuple(flags), plan.engine_version, session.flags.to_paste
-    )
+        "update", found.name, chosen, tuple(flags), plan.engine_version, session.flags.to_paste,
+        plan.engine or GPU_ENGINE,
+    )  # fmt: skip

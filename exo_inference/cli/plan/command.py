@@ -184,6 +184,7 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
         options=tuple((name, value) for name, value in chosen.items() if value is not None),
         flags=wanted.engine_parameters or (),
         version=plan.engine_version,
+        engine=plan.engine or GPU_ENGINE,
         globals=session.flags.to_paste,
     )
 

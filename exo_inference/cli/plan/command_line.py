@@ -10,6 +10,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from exo_inference.engine_names import ENGINES, GPU_ENGINE
+from exo_inference.engines import get_engine
+from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.argument_vector import Use, split
 from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of, judging_release
 
@@ -29,6 +32,7 @@ class CommandLine:
         flags: the engine's.
         version: the release whose flags they are.
         globals: flags that say which control plane is meant.
+        engine: whose flags they are; a name that is not known here counts as one that takes flags of vLLM.
     """
 
     verb: str
@@ -37,6 +41,15 @@ class CommandLine:
     flags: tuple[str, ...] = field(default=())
     version: str = ""
     globals: tuple[str, ...] = ()
+    engine: str = GPU_ENGINE
+
+    @property
+    def release(self) -> ReleaseFlags:
+        """The flags that there are."""
+        engine = get_engine(self.engine) if self.engine in ENGINES else None
+        if isinstance(engine, ClusterEngine):
+            return engine.flags
+        return flags_of(judging_release(self.version))
 
     def with_changes(self, options: Sequence[str], flags: Sequence[str]) -> str | None:
         """Return the line with other options (`--gpu-count=4`) and further flags of the engine.
@@ -54,7 +67,7 @@ class CommandLine:
             del changed["--model"]
         words = [*PROGRAM, self.verb, *([self.name] if self.name else [])]
         words += [*(word for pair in changed.items() for word in pair), *self.globals]
-        engine_flags = merge_flags(self.flags, flags, flags_of(judging_release(self.version)))
+        engine_flags = merge_flags(self.flags, flags, self.release)
         line = shlex.join(words)
         if not engine_flags:
             return line

@@ -76,12 +76,17 @@ def has_no_cache(plan: DeploymentPlan) -> bool:
     return not (is_short or plan.available_kv_bytes_per_gpu or plan.kv_bytes_per_token)
 
 
-_MAY_NOT_START = ("max-num-seqs", "cuda-graphs")
+_MAY_NOT_START = ("max-num-seqs", "cuda-graphs", "memory")
 """Codes of what may keep an engine from starting though one request has room."""
+_SLOW = "gpu-layers"
+"""The code of a start with layers in main memory."""
 
 
 def tight_warning(plan: DeploymentPlan) -> str:
-    """Say why a tight plan may fail."""
+    """Say why a tight plan may fail, or is slow."""
+    slow = [each.detail for each in plan.problems if each.code == _SLOW]
+    if slow:
+        return f"It is slow: {'; '.join(slow)}"
     if not lacks_cache(plan):
         causes = [each.detail for each in plan.problems if each.code in _MAY_NOT_START]
         return f"It may not start: {'; '.join(causes)}"

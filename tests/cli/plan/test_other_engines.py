@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Exo
 
 
-@pytest.mark.parametrize("engine", ["tensorrt-llm", "llama-cpp", "tgi"])
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "tgi"])
 @pytest.mark.parametrize("place", [(), ("--offline",)], ids=["server", "offline"])
 def test_no_figure_is_shown_for_another_engine(
     exo: Exo, engine: str, place: tuple[str, ...]
@@ -77,3 +77,43 @@ def test_a_tight_plan_of_sglang_says_why_it_may_not_start(exo: Exo) -> None:
     assert "needs 5.6" not in result.out
     assert "It may not start: 1." in result.err
     assert "steps and graphs may run out of memory" in result.err
+
+
+@pytest.mark.parametrize("place", [(), ("--offline",)], ids=["server", "offline"])
+def test_the_memory_of_llama_cpp_is_shown_without_a_speed(exo: Exo, place: tuple[str, ...]) -> None:
+    flags = (
+        "--model-name", "Qwen/Qwen3-8B-Q4_K_M-GGUF", "--gpu-type", "l40s", "--inference-engine", "llama-cpp", *place,
+    )  # fmt: skip
+    text = exo("ai", "deployment", "plan", *flags).out
+    assert text.startswith("Fits: Qwen/Qwen3-8B-Q4_K_M-GGUF on 1 × NVIDIA L40S, llama.cpp b")
+    words = " ".join(text.split())
+    assert "llama.cpp's speed is not estimated" in words
+    assert "requests share the cache of 40,960 tokens" in words
+    assert "weights" in words
+    assert "holds 40,960 tokens" in words
+    told = json.loads(exo("ai", "deployment", "plan", *flags, "-O", "json").out)
+    assert (told["kv_capacity_tokens"], told["speed"]) == (40_960, None)
+
+
+def test_layers_in_main_memory_are_said_to_be_slow(exo: Exo) -> None:
+    result = exo(
+        "ai", "deployment", "plan", "--model-name", "meta-llama/Llama-3.3-70B-Instruct-Q4_K_M-GGUF",
+        "--gpu-type", "gpua5000", "--inference-engine", "llama-cpp", "--offline",
+        "--inference-engine-params", "--gpu-layers auto",
+    )  # fmt: skip
+    assert result.out.startswith("Tight: ")
+    assert "It is slow: " in result.err
+    assert "It may not start" not in result.err
+
+
+def test_what_does_not_fit_llama_cpp_has_ways_out(exo: Exo) -> None:
+    result = exo(
+        "ai", "deployment", "plan", "--model-name", "Qwen/Qwen3-8B-Q4_K_M-GGUF", "--gpu-type", "gpu3080ti",
+        "--inference-engine", "llama-cpp", "--offline", "--inference-engine-params", "--ctx-size 131072",
+    )  # fmt: skip
+    assert result.code != 0
+    assert result.out.startswith("Does not fit: ")
+    words = " ".join(result.out.split())
+    assert 'llama-server ends with CUDA\'s "out of memory"' in words
+    assert "--ctx-size 4" in words
+    assert "asked of it" in words

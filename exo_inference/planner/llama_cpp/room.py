@@ -1,0 +1,213 @@
+"""Whether a start of llama.cpp fits, and what `--fit` makes of one that does not. Pure.
+
+Source: `common_params_fit_impl` (common/fit.cpp, 0c1e5709): where less than `--fit-target` would stay free of a GPU, a
+context that nobody asked for is shortened, down to `--fit-ctx`; then layers go to main memory, unless
+`--gpu-layers` is given, as the platform always does. A start that still has no room ends with CUDA's "out of memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exo_inference.planner.gpu_catalog import Gpu
+from exo_inference.planner.llama_cpp.constants import (
+    COMPUTE,
+    WEIGHTS,
+    banded,
+    context_component,
+)
+from exo_inference.planner.llama_cpp.setting import ALL, Context, LlamaSetting, resolve
+from exo_inference.planner.llama_cpp.sizes import DeviceSizes, Sizes, measure
+from exo_inference.planner.llama_cpp.weights import place
+from exo_inference.planner.memory import Component
+from exo_inference.planner.model.architecture import Architecture
+
+_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A start.
+
+    Attributes:
+        trained: the model's own context.
+        free_bytes: free on each GPU before; None: all of it.
+    """
+
+    model: Architecture
+    gpu: Gpu
+    gpus: int
+    setting: LlamaSetting
+    free_bytes: int | None = None
+
+    @property
+    def trained(self) -> int:
+        """The context that the model was trained with."""
+        return self.model.max_model_len or 4096
+
+    @property
+    def room(self) -> int:
+        """What a GPU has for everything."""
+        reported = self.gpu.reported_bytes
+        return reported if self.free_bytes is None else min(reported, self.free_bytes)
+
+    @property
+    def least_room(self) -> int:
+        """The same where the driver reports less."""
+        return self.room - self.gpu.shortfall_bytes
+
+    @property
+    def most_room(self) -> int:
+        """The same where the driver reports more."""
+        return self.room + (self.gpu.reported_error_bytes if self.free_bytes is None else 0)
+
+    def sizes(self, context: Context, setting: LlamaSetting | None = None) -> Sizes:
+        """Return what a start with these contexts takes."""
+        return measure(self.model, setting or self.setting, context, self.gpus)
+
+
+def components(sizes: DeviceSizes, shared: int = 0) -> tuple[Component, ...]:
+    """Return the parts of a GPU's memory.
+
+    Args:
+        sizes: of the GPU.
+        shared: bytes of main memory, where that is the GPU's too.
+    """
+    cache = Component(
+        "kv_cache",
+        sizes.cache,
+        sizes.cache,
+        sizes.cache,
+        "cells of the whole context, states of each sequence",
+    )
+    return (
+        banded(
+            "weights",
+            sizes.weights,
+            WEIGHTS,
+            "tensors of the GGUF file that are on the GPU",
+            sizes.maybe,
+        ),
+        banded("activations", sizes.compute, COMPUTE, "the widest moment of a batch's graph"),
+        context_component(shared),
+        cache,
+    )
+
+
+def need(asked: Asked, sizes: Sizes, gpu: int, end: str = "num_bytes") -> int:
+    """Return what a GPU needs, at the middle or at an end of the band."""
+    shared = sizes.host.total if asked.gpu.is_unified else 0
+    parts = components(sizes.gpus[gpu], shared)
+    return sum(int(getattr(each, end)) for each in parts)
+
+
+def tightest(asked: Asked, sizes: Sizes) -> int:
+    """Return the GPU with the least room."""
+    return max(range(asked.gpus), key=lambda gpu: sizes.gpus[gpu].total)
+
+
+def fits(asked: Asked, sizes: Sizes, *, surely: bool) -> bool:
+    """Whether every GPU has room, at the middle of the estimate or at its worst."""
+    gpu = tightest(asked, sizes)
+    if surely:
+        return need(asked, sizes, gpu, "high") <= asked.least_room
+    return need(asked, sizes, gpu) <= asked.room
+
+
+def has_room(asked: Asked, context: Context) -> bool:
+    """Whether a start has room even at the worst: with a context that `--fit` chooses, with the shortest it would take."""
+    if fits(asked, asked.sizes(context), surely=True):
+        return True
+    setting = asked.setting
+    if setting.context or not setting.fits:
+        return False
+    least = _shortest(asked, context)
+    return least.total < context.total and fits(asked, asked.sizes(least), surely=True)
+
+
+def _shortest(asked: Asked, context: Context) -> Context:
+    """Return the shortest contexts that `--fit` takes."""
+    least = min(context.total, asked.setting.fit_context * context.streams or _STEP)
+    return resolve(asked.setting, asked.trained, least)
+
+
+def longest(asked: Asked, *, surely: bool, most: int | None = None) -> int:
+    """Return the longest request for which a start has room, 0 for none."""
+    streams = resolve(asked.setting, asked.trained).streams
+    top = max(1, -(-(most or asked.trained) // _STEP))
+
+    def holds(steps: int) -> bool:
+        context = resolve(asked.setting, asked.trained, steps * _STEP * streams)
+        return fits(asked, asked.sizes(context), surely=surely)
+
+    return min(_largest(holds, top) * _STEP, most or asked.trained)
+
+
+def _largest(holds: Callable[[int], bool], top: int) -> int:
+    """Return the largest number up to `top` that holds, where smaller ones do if larger ones do; 0 for none."""
+    if holds(top):
+        return top
+    low, high = 0, top
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def fitted_context(asked: Asked) -> Context:
+    """Return the contexts with which llama-server starts, after `--fit` has shortened them."""
+    setting = asked.setting
+    whole = resolve(setting, asked.trained)
+    if setting.context or not setting.fits:
+        return whole
+    at_most = asked.sizes(whole)
+    spare = [asked.room - need(asked, at_most, gpu) for gpu in range(asked.gpus)]
+    lacking = any(left < target for left, target in zip(spare, setting.fit_targets, strict=True))
+    if not lacking or sum(spare) >= sum(setting.fit_targets):
+        return whole
+    least = _shortest(asked, whole)
+    at_least = asked.sizes(least)
+    wanted = at_most.total + sum(spare) - sum(setting.fit_targets)
+    if asked.gpus > 1:  # only whole layers can be moved between GPUs
+        weights = sum(each.weights for each in at_most.gpus)
+        layers = max(1, min(len(asked.model.layers), setting.gpu_layers or ALL))
+        wanted -= (asked.gpus + 1) * (weights // layers) // (2 if asked.model.moe is None else 6)
+    gap = max(1, at_most.total - at_least.total)
+    share = min(1.0, max(0.0, (wanted - at_least.total) / gap))
+    step = _STEP * whole.streams
+    total = int(least.total + (whole.total - least.total) * share) // step * step
+    return resolve(setting, asked.trained, max(total, least.total))
+
+
+def spilled(asked: Asked, context: Context, targets: int) -> LlamaSetting | None:
+    """Return the start with as much on GPUs as leaves `targets` bytes free of each; None where nothing has room.
+
+    Of a mixture of experts these go to main memory first, of other models whole layers.
+    """
+    model, setting = asked.model, asked.setting
+    layers = len(model.layers)
+
+    def changed(number: int, *, of_experts: bool) -> LlamaSetting:
+        if of_experts:
+            return replace(setting, gpu_layers=ALL, cpu_moe=layers - number)
+        return replace(setting, gpu_layers=number)
+
+    for of_experts in (True, False) if model.moe is not None and not setting.cpu_moe else (False,):
+
+        def holds(number: int, of_experts: bool = of_experts) -> bool:
+            sizes = asked.sizes(context, changed(number, of_experts=of_experts))
+            return need(asked, sizes, tightest(asked, sizes), "high") + targets <= asked.least_room
+
+        most = layers if of_experts else layers + 1
+        if holds(0):
+            return changed(_largest(holds, most), of_experts=of_experts)
+    return None
+
+
+def layer_counts(asked: Asked) -> tuple[int, ...]:
+    """Return how many units each GPU has."""
+    setting = asked.setting
+    layers = ALL if setting.gpu_layers is None else setting.gpu_layers
+    units = place(asked.model, setting, asked.gpus, layers).units
+    return tuple(units.count(gpu) for gpu in range(asked.gpus))

@@ -1,0 +1,105 @@
+"""The plan and the ways out of an engine that loads GGUF files, from its flags as they were read. Pure.
+
+`judgement.py` asks; the rules are in `planner/llama_cpp`. What they do not know is told in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from exo_inference.engines.cluster_engine import GgufMeaning
+from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
+from exo_inference.planner.llama_cpp.planning import check_cache_types, find_lack, plan_llama_cpp
+from exo_inference.planner.llama_cpp.room import Asked
+from exo_inference.planner.llama_cpp.setting import WrongFlag, read_setting
+from exo_inference.planner.llama_cpp.ways import Way, find_ways
+from exo_inference.preflight.engine_start import Start
+
+
+def size(start: Start, meaning: GgufMeaning) -> Plan | str:
+    """Return the plan of a start, or why there is none."""
+    asked = _read(start, meaning)
+    if isinstance(asked, str):
+        return f"not sized for {start.engine.title}: {asked}"
+    problem = check_cache_types(asked.setting)
+    if problem is not None:
+        empty = Plan(
+            start.model.name, start.gpu.name, start.gpu_count, start.written, Verdict.REFUSED
+        )
+        return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
+    found = plan_llama_cpp(asked, start.written)
+    if not found.available_kv_bytes_per_gpu:
+        return (
+            f"not sized for {start.engine.title}: its cache is in main memory, which is not judged"
+        )
+    return found
+
+
+def advise(
+    start: Start, meaning: GgufMeaning, *, other_gpus: tuple[Gpu, ...] | None = None
+) -> tuple[Advice, ...]:
+    """Return ways out of a start that has no room, each with the plan after it."""
+    asked = _read(start, meaning)
+    if isinstance(asked, str) or check_cache_types(asked.setting) is not None:
+        return ()
+    before = plan_llama_cpp(asked, start.written)
+    if before.verdict is Verdict.FITS:
+        return ()
+    others = families() if other_gpus is None else other_gpus
+    return tuple(_advice(start, before, way) for way in find_ways(asked, others))
+
+
+def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
+    unknown = meaning.find_unknown(start.reading.values)
+    if unknown:
+        return f"what {unknown} means for its memory is not known"
+    lack = find_lack(start.model, start.gpu)
+    if lack is not None:
+        return lack
+    count = max(1, start.gpu_count)
+    try:
+        setting = read_setting(start.reading.values, count)
+    except WrongFlag as error:
+        return f"{error}; change it, or leave it out"
+    return Asked(start.model, start.gpu, count, setting, start.free_bytes)
+
+
+def _advice(start: Start, before: Plan, way: Way) -> Advice:
+    flags = _with_flags(start, way.flags)
+    written = replace(start.written, others=flags)
+    after = plan_llama_cpp(way.asked, written)
+    price = None
+    if after.usd_per_hour is not None and before.usd_per_hour is not None:
+        price = after.usd_per_hour - before.usd_per_hour
+    changed = [item for name, value in way.flags.items() for item in (f"--{name}", value)]
+    return Advice(
+        kinds=way.kinds,
+        flags=tuple(changed),
+        options=tuple(f"--{name}={value}" for name, value in way.options.items()),
+        effect=way.effect + _price_text(price),
+        quality=way.quality,
+        usd_per_hour_change=price,
+        max_concurrency_change=after.max_concurrency - before.max_concurrency,
+        inter_token_seconds_change=None,
+        plan=after,
+    )
+
+
+def _price_text(price: float | None) -> str:
+    if price is None or abs(price) < 0.005:
+        return ""
+    return f"; {'+' if price > 0 else '-'}{abs(price):.2f} USD per hour"
+
+
+def _with_flags(start: Start, changes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the flags with some changed, each as two items, which is how its parser reads them."""
+    gone = {
+        index
+        for use in start.reading.uses
+        if use.flag is not None and use.flag.name in changes
+        for index in range(use.index, use.index + use.items)
+    }
+    kept = [item for index, item in enumerate(start.flags) if index not in gone]
+    added = [item for name, value in changes.items() for item in (f"--{name}", value)]
+    return (*kept, *added)

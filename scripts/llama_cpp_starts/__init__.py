@@ -1,0 +1,1 @@
+"""Calibration and grading with starts of llama.cpp."""

@@ -1,0 +1,357 @@
+"""The rules of llama.cpp one by one: contexts, types of tensors, where layers are, what --fit does, odd values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from exo_inference.planner import EngineParameters, Plan, Verdict, find_gpu, find_model
+from exo_inference.planner.gpu_catalog import MIB
+from exo_inference.planner.llama_cpp.cache import element_bytes, mask_cells
+from exo_inference.planner.llama_cpp.planning import FAMILIES, find_lack, plan_llama_cpp
+from exo_inference.planner.llama_cpp.room import Asked, fitted_context, longest, spilled
+from exo_inference.planner.llama_cpp.setting import (
+    ALL,
+    LlamaSetting,
+    WrongFlag,
+    read_setting,
+    resolve,
+)
+from exo_inference.planner.llama_cpp.sizes import Sizes, measure
+from exo_inference.planner.llama_cpp.tensor_types import KNOWN, Mix
+from exo_inference.planner.llama_cpp.weights import file_bytes, mix_of, place
+from exo_inference.planner.model.checkpoint import with_gguf
+from exo_inference.planner.model.requantize import with_quantization
+
+SMALL = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), "Q4_K_M")
+EXPERTS = with_quantization(find_model("Qwen/Qwen3-30B-A3B"), "Q4_K_M")
+WINDOWS = with_quantization(find_model("google/gemma-3-27b-it"), "Q4_K_M")
+STATES = with_quantization(find_model("Qwen/Qwen3.6-27B"), "Q4_K_M")
+
+
+def sized(model: object = SMALL, gpus: int = 1, **flags: object) -> Sizes:
+    setting = replace(LlamaSetting(context=8192), **flags)  # type: ignore[arg-type]
+    context = resolve(setting, 131072)
+    return measure(model, setting, context, gpus)  # type: ignore[arg-type]
+
+
+def planned(gpu: str = "gpu3080ti", gpus: int = 1, model: object = SMALL, **flags: object) -> Plan:
+    return plan_llama_cpp(asked(gpu, gpus, model, **flags), EngineParameters(engine="llama-cpp"))
+
+
+def asked(gpu: str = "gpu3080ti", gpus: int = 1, model: object = SMALL, **flags: object) -> Asked:
+    setting = replace(LlamaSetting(), **flags)  # type: ignore[arg-type]
+    return Asked(model, find_gpu(gpu), gpus, setting)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "total", "each", "streams"),
+    [
+        ({}, 131072, 131072, 1),
+        ({"ctx-size": 1000}, 1024, 1024, 1),
+        ({"ctx-size": 8192, "parallel": 4}, 8192, 2048, 4),
+        ({"ctx-size": 8000, "parallel": 3}, 8448, 2816, 3),
+        ({"ctx-size": 8192, "parallel": 4, "kv-unified": True}, 8192, 8192, 1),
+        ({"ctx-size": 8192, "parallel": -1, "kv-unified": False}, 8192, 8192, 1),
+        ({"kv-unified-per-slot": 2048, "parallel": 3}, 6144, 6144, 1),
+    ],
+)
+def test_contexts(flags: dict[str, object], total: int, each: int, streams: int) -> None:
+    context = resolve(read_setting(flags, 1), 131072)
+    assert (context.total, context.per_sequence, context.streams) == (total, each, streams)
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch"),
+    [
+        ({}, 512),
+        ({"ubatch-size": 4096}, 2048),
+        ({"ubatch-size": 0}, 2048),
+        ({"ctx-size": 256}, 256),
+    ],
+)
+def test_a_batch_is_no_larger_than_the_context(flags: dict[str, object], batch: int) -> None:
+    assert resolve(read_setting(flags, 1), 131072).batch == batch
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"ctx-size": -1}, "--ctx-size is -1, expected a whole number from 0"),
+        ({"ctx-size": 10**18}, "--ctx-size is 1000000000000000000"),
+        ({"ctx-size": math.nan}, "--ctx-size is nan"),
+        ({"ctx-size": math.inf}, "--ctx-size is inf"),
+        ({"parallel": 0}, "--parallel is 0, expected 1 or more"),
+        ({"parallel": 257}, "--parallel is 257"),
+        ({"batch-size": 0}, "--batch-size is 0"),
+        ({"batch-size": True}, "--batch-size is True"),
+        ({"cache-type-k": "q2_0"}, "--cache-type-k is 'q2_0', expected one of f32, f16"),
+        ({"gpu-layers": "most"}, "--gpu-layers is 'most', expected a number, auto or all"),
+        ({"tensor-split": "nan,1"}, "--tensor-split is 'nan,1', expected the shares"),
+        ({"tensor-split": "0,0"}, "--tensor-split"),
+        ({"tensor-split": "-1,2"}, "--tensor-split"),
+        ({"split-mode": "none", "main-gpu": 2}, "--main-gpu is 2"),
+        ({"fit-target": "much"}, "--fit-target is 'much', expected MiB"),
+        ({"n-cpu-moe": -3}, "--n-cpu-moe is -3"),
+    ],
+)
+def test_values_that_no_start_has_are_told(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(WrongFlag, match=words.replace("(", r"\(")):
+        read_setting(flags, 2)
+
+
+def test_the_platform_asks_for_all_layers_unless_a_flag_says_otherwise() -> None:
+    found = {
+        text: read_setting({"gpu-layers": text}, 1).gpu_layers
+        for text in ("auto", "all", "-1", "20")
+    }
+    assert found == {"auto": None, "all": ALL, "-1": None, "20": 20}
+    assert read_setting({}, 1).gpu_layers == 999
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("f32", 4), ("f16", 2), ("bf16", 2), ("q8_0", 34 / 32), ("q4_0", 18 / 32), ("q5_1", 0.75)],
+)
+def test_bytes_of_the_cache(kind: str, size: float) -> None:
+    assert element_bytes(kind) == size
+    cells = sized(key_type=kind, value_type=kind).gpus[0].cells
+    assert cells == int(32 * 8192 * 2 * 1024 * size)
+
+
+def test_keys_and_values_have_types_of_their_own() -> None:
+    both = sized(key_type="q8_0", value_type="q4_0").gpus[0].cells
+    assert both == 32 * 8192 * 1024 * (34 + 18) // 32
+
+
+def test_layers_with_windows_keep_a_window_and_a_batch() -> None:
+    model = WINDOWS
+    short, full = sized(model, context=32768), sized(model, context=32768, full_windows=True)
+    assert short.gpus[0].cells < full.gpus[0].cells / 3
+    context = resolve(LlamaSetting(context=32768, sequences=4, unified=True), 131072)
+    assert mask_cells(model, LlamaSetting(sequences=4), context) == 32768 + 4 * 1024 + 512
+
+
+def test_states_are_kept_for_each_sequence() -> None:
+    one = sized(STATES, sequences=1).gpus[0]
+    four = sized(STATES, sequences=4).gpus[0]
+    assert (four.states, four.cells) == (4 * one.states, one.cells)
+
+
+@pytest.mark.parametrize(
+    ("model", "mix", "gpu", "host"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "Q4_K_M", 4403.49, 281.81),
+        ("meta-llama/Llama-3.1-8B-Instruct", "Q4_0", 4155.99, 281.81),
+        ("Qwen/Qwen3-4B", "Q4_K_M", 2375.91, 304.28),
+        ("Qwen/Qwen3-14B", "Q8_0", 14177.36, 788.24),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "Q4_K_M", 4168.09, 292.36),
+    ],
+)
+def test_tensors_are_those_of_public_files(model: str, mix: str, gpu: float, host: float) -> None:
+    tensors = file_bytes(with_quantization(find_model(model), mix))
+    on_gpu = sum(layer.total for layer in tensors.layers) + tensors.output
+    assert on_gpu / MIB == pytest.approx(gpu, abs=0.01)
+    assert tensors.embedding / MIB == pytest.approx(host, abs=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+@pytest.mark.parametrize(
+    "role", ["q", "k", "v", "o", "down", "expert", "expert-down", "embedding", "output", "other"]
+)
+def test_every_tensor_of_every_mix_has_a_type(name: str, role: str) -> None:
+    mixes = [Mix(name, 32), Mix(name, 32, 8, 8), Mix(name, 80, 8, is_tied=True, is_70b=True)]
+    for mix in mixes:
+        bits = [
+            mix.bits(role, layer, columns) for layer in (0, 15, 31) for columns in (4096, 160, 7)
+        ]
+        assert all(1.5 < each <= 32 for each in bits)
+
+
+def test_rows_that_are_no_whole_blocks_have_another_type() -> None:
+    mix = Mix("Q4_K_M", 32)
+    assert (mix.bits("q", 9, 4096), mix.bits("q", 9, 2880 // 9), mix.bits("q", 9, 100)) == (
+        4.5,
+        5.5,
+        16.0,
+    )
+
+
+def test_a_known_file_scales_its_tensors() -> None:
+    size = 4_920_739_232
+    model = with_gguf(find_model("meta-llama/Llama-3.1-8B-Instruct"), "Llama-Q4_K_M.gguf", size)
+    tensors = file_bytes(model)
+    total = sum(layer.total for layer in tensors.layers) + tensors.output + tensors.embedding
+    assert total == pytest.approx(size, rel=1e-4)
+
+
+def test_what_llama_cpp_does_not_load_is_not_sized() -> None:
+    gpu = find_gpu("h100")
+    awq = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), "awq")
+    assert mix_of(awq) is None
+    assert "of which it loads no file" in (find_lack(awq, gpu) or "")
+    other = replace(SMALL, model_type="nemotron_h")
+    assert "models of the type nemotron_h is not known" in (find_lack(other, gpu) or "")
+    assert "NVIDIA" in (find_lack(SMALL, replace(gpu, vendor="amd")) or "")
+    assert find_lack(SMALL, gpu) is None
+    assert "llama" in FAMILIES
+
+
+def test_the_last_layers_and_the_output_are_on_the_gpu() -> None:
+    setting = LlamaSetting()
+    assert place(SMALL, setting, 1, 0).output is None
+    one = place(SMALL, setting, 1, 1)
+    assert (one.output, set(one.layers)) == (0, {None})
+    some = place(SMALL, setting, 1, 10)
+    assert (some.layers.count(0), some.layers[-1], some.layers[0]) == (9, 0, None)
+
+
+def test_layers_are_split_by_shares() -> None:
+    def counts(setting: LlamaSetting, gpus: int) -> list[int]:
+        units = place(SMALL, setting, gpus, ALL).units
+        return [units.count(gpu) for gpu in range(gpus)]
+
+    assert counts(LlamaSetting(), 2) == [17, 16]
+    assert counts(LlamaSetting(splits=(3.0, 1.0)), 2) == [25, 8]
+    assert counts(LlamaSetting(splits=(0.0, 1.0)), 2) == [0, 33]
+    assert counts(LlamaSetting(only_gpu=1), 2) == [0, 33]
+
+
+def test_experts_in_main_memory_leave_attention_on_the_gpu() -> None:
+    whole, moved = sized(EXPERTS), sized(EXPERTS, cpu_moe=ALL)
+    assert moved.gpus[0].weights < whole.gpus[0].weights / 10
+    assert moved.gpus[0].cells == whole.gpus[0].cells
+    assert moved.gpus[0].weights + moved.host.weights == whole.gpus[0].weights + whole.host.weights
+    assert sized(SMALL, cpu_moe=ALL).gpus == sized(SMALL).gpus
+
+
+def test_gpus_fetch_layers_of_main_memory_to_compute_prompts() -> None:
+    few = sized(gpu_layers=20).gpus[0].compute
+    assert few > sized().gpus[0].compute + 50 * MIB
+    assert sized(gpu_layers=20, offloads_ops=False).gpus[0].compute == sized().gpus[0].compute
+
+
+def test_caches_in_blocks_are_copied_for_flash_attention() -> None:
+    plain, blocks = sized(context=131072), sized(context=131072, key_type="q8_0", value_type="q8_0")
+    assert blocks.gpus[0].compute - plain.gpus[0].compute > 400 * MIB
+    assert blocks.gpus[0].cells < plain.gpus[0].cells
+
+
+def test_a_cache_in_main_memory_is_not_on_the_gpu() -> None:
+    found = sized(offloads_cache=False)
+    assert (found.gpus[0].cells, found.host.cells) == (0, sized().gpus[0].cells)
+
+
+def test_batches_that_overlap_have_inputs_of_their_own() -> None:
+    """A start of SmolLM2-135M on two A40s printed 24.91 MiB of each."""
+    model = with_quantization(find_model("HuggingFaceTB/SmolLM2-135M-Instruct"), "Q4_K_M")
+    found = sized(model, gpus=2, context=2048)
+    assert [each.compute / MIB for each in found.gpus] == pytest.approx([24.91, 24.91], abs=0.05)
+
+
+def test_a_context_that_nobody_asked_for_is_shortened() -> None:
+    plan = planned()
+    assert plan.verdict is Verdict.FITS
+    assert 30_000 < plan.max_model_len < 60_000
+    assert plan.max_model_len % 256 == 0
+    used = sum(each.num_bytes for each in plan.components)
+    assert plan.total_bytes_per_gpu - used >= 1024 * MIB
+    assert any("--fit shortens the context from 131,072 to" in note for note in plan.notes)
+    assert planned(fits=False).verdict is not Verdict.FITS
+    assert planned(fit_context=ALL).max_model_len == 131_072
+
+
+def test_a_context_that_was_asked_for_is_kept_or_refused() -> None:
+    plan = planned(context=200_000)
+    assert plan.verdict is Verdict.REFUSED
+    (problem,) = plan.problems
+    assert (problem.code, problem.refuses) == ("memory", True)
+    assert "the cache of 200,192 tokens" in problem.detail
+    assert 0 < plan.safe_max_model_len <= plan.largest_max_model_len < 131_072
+    assert planned(context=plan.safe_max_model_len).verdict is Verdict.FITS
+
+
+def test_the_longest_context_is_the_longest() -> None:
+    found = asked(context=200_000)
+    length = longest(found, surely=True)
+    more = replace(found, setting=replace(found.setting, context=length + 256))
+    assert plan_llama_cpp(more, EngineParameters()).verdict is not Verdict.FITS
+
+
+def test_layers_are_moved_where_that_was_left_open() -> None:
+    plan = planned(
+        model=with_quantization(find_model("meta-llama/Llama-3.3-70B-Instruct"), "Q4_K_M"),
+        gpu_layers=None,
+    )
+    assert plan.verdict is Verdict.TIGHT
+    (problem,) = plan.problems
+    assert (problem.code, problem.refuses) == ("gpu-layers", False)
+    assert "of 81 layers, the output being one, in main memory" in problem.detail
+    used = sum(each.high for each in plan.components)
+    assert used + 1024 * MIB <= plan.total_bytes_per_gpu
+
+
+def test_experts_are_moved_before_layers() -> None:
+    model = find_model("openai/gpt-oss-120b")
+    found = asked(model=model)
+    moved = spilled(found, fitted_context(found), 0)
+    assert moved is not None
+    assert 0 < moved.cpu_moe < len(model.layers)
+    assert moved.gpu_layers == ALL
+
+
+def test_memory_that_the_cpu_shares_holds_its_part_too() -> None:
+    gpu = replace(find_gpu("gb10"))
+    found = plan_llama_cpp(Asked(SMALL, gpu, 1, LlamaSetting(context=4096)), EngineParameters())
+    part = found.component("non_torch")
+    assert part is not None
+    assert part.num_bytes > 500 * MIB
+
+
+def test_what_others_use_is_not_there() -> None:
+    free = replace(asked(context=32768), free_bytes=7 * 2**30)
+    assert plan_llama_cpp(free, EngineParameters()).verdict is Verdict.REFUSED
+    assert planned(context=32768).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"context": 2**31 - 1, "sequences": 256, "unified": False},
+        {"batch": 2**31 - 1, "ubatch": 2**31 - 1},
+        {"context": 1},
+        {"fit_context": 0},
+        {"gpu_layers": 0},
+        {"gpu_layers": None, "context": 2**31 - 1},
+        {"flash_attention": False, "context": 131072},
+        {"splits": (0.0, 1.0)},
+        {"only_gpu": 1},
+        {"cpu_moe": ALL, "gpu_layers": 3},
+    ],
+)
+@pytest.mark.parametrize("model", [SMALL, EXPERTS, WINDOWS, STATES], ids=lambda each: each.name)
+def test_odd_starts_are_planned(model: object, flags: dict[str, object]) -> None:
+    plan = planned(gpus=2, model=model, fit_targets=(MIB, MIB), **flags)
+    assert plan.verdict in tuple(Verdict)
+    assert all(each.num_bytes >= 0 for each in plan.components)
+
+
+def test_prediction_layers_widen_the_band_where_files_have_them() -> None:
+    plan = planned("l40s", model=STATES, context=4096)
+    part = plan.component("weights")
+    assert part is not None
+    assert part.high - part.num_bytes > 200 * MIB
+    assert any("prediction layers takes up to 0.22 GiB more" in note for note in plan.notes)
+    assert file_bytes(with_quantization(find_model("zai-org/GLM-4.5-Air"), "Q4_K_M")).drafting == 0
+
+
+def test_a_context_that_fit_chooses_has_room_where_the_shortest_has() -> None:
+    """Its length follows from sizes that llama-server measures, so that none of them is too much."""
+    model = with_quantization(find_model("meta-llama/Llama-3.3-70B-Instruct"), "Q4_K_M")
+    plan = planned("l40s", model=model)
+    assert plan.verdict is Verdict.FITS
+    assert (
+        planned("l40s", model=model, context=plan.max_model_len + 4096).verdict is not Verdict.FITS
+    )

@@ -1,0 +1,123 @@
+"""llama.cpp before it starts: what its flags mean, what is told of those that are not known, ways out to be pasted."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.engines import get_engine
+from exo_inference.engines.cluster_engine import ClusterEngine
+from exo_inference.planner import Verdict, find_gpu, find_model
+from exo_inference.preflight import Subject, judge, to_wire
+from exo_inference.preflight.judgement import Judgement
+
+SMALL = "meta-llama/Llama-3.1-8B-Instruct-Q4_K_M-GGUF"
+LARGE = "meta-llama/Llama-3.3-70B-Instruct-Q4_K_M-GGUF"
+
+
+def judged(*flags: str, model: str = SMALL, gpu: str = "gpu3080ti", count: int = 1) -> Judgement:
+    return judge(Subject(find_model(model), find_gpu(gpu), count, flags, engine="llama-cpp"))
+
+
+def test_it_is_planned_by_its_own_rules() -> None:
+    judgement = judged("--ctx-size", "16384", "--cache-type-k", "q8_0")
+    assert judgement.verdict is Verdict.FITS
+    told = to_wire(judgement)
+    assert (told.engine, told.kv_capacity_tokens, told.max_num_seqs) == ("llama-cpp", 16_384, 4)
+    assert told.parameters == ["--ctx-size", "16384", "--cache-type-k", "q8_0"]
+    assert told.speed is None
+    assert "llama.cpp's speed is not estimated" in told.notes
+    assert [each.name for each in told.components] == [
+        "weights",
+        "activations",
+        "non_torch",
+        "kv_cache",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--lora", "x.gguf"), "what --lora means for its memory is not known"),
+        (("--split-mode", "row"), "what --split-mode row means for its memory is not known"),
+        (("--embedding",), "what --embedding means for its memory is not known"),
+        (("--override-tensor", "exps=CPU"), "what --override-tensor means"),
+        (("--parallel", "0"), "--parallel is 0, expected 1 or more"),
+        (("--ctx-size", "-5"), "--ctx-size is -5, expected a whole number"),
+        (("--gpu-layers", "0"), "its cache is in main memory, which is not judged"),
+        (("--no-kv-offload",), "its cache is in main memory, which is not judged"),
+    ],
+)
+def test_what_is_not_known_is_said(flags: tuple[str, ...], words: str) -> None:
+    judgement = judged(*flags)
+    assert (judgement.verdict, judgement.plan, judgement.advice) == (Verdict.UNKNOWN, None, ())
+    (note,) = judgement.notes
+    assert note.startswith(f"not sized for llama.cpp: {words}")
+
+
+def test_flags_that_are_not_known_are_flags_of_the_engine() -> None:
+    engine = get_engine("llama-cpp")
+    assert isinstance(engine, ClusterEngine)
+    assert engine.gguf is not None
+    names = {flag.name for flag in engine.flags.by_spelling.values()}
+    assert engine.gguf.unknown | set(engine.gguf.unknown_values) <= names
+
+
+def test_models_of_other_kinds_are_not_sized() -> None:
+    (note,) = judged(model="Qwen/Qwen3-Embedding-8B").notes
+    assert "which embeds or scores texts, is not known" in note
+    (note,) = judged(model="Qwen/Qwen3-8B-AWQ").notes
+    assert "of which it loads no file; name a model in GGUF" in note
+
+
+def test_values_in_blocks_need_flash_attention() -> None:
+    judgement = judged("--cache-type-v", "q8_0", "--flash-attn", "off")
+    assert judgement.verdict is Verdict.REFUSED
+    assert "needs flash attention" in judgement.plan_problems[0].detail
+    assert judgement.advice == ()
+
+
+def test_ways_out_of_a_context_that_is_too_long_can_be_pasted() -> None:
+    judgement = judged("--ctx-size", "131072", "--threads", "8", gpu="gpu3080ti")
+    assert judgement.verdict is Verdict.REFUSED
+    kinds = {tuple(way.kinds) for way in to_wire(judgement).advice}
+    assert {("max-model-len",), ("kv-cache-dtype", "max-model-len"), ("gpu-type",)} <= kinds
+    for way in judgement.advice:
+        flags = way.plan.parameters.format()
+        assert "--threads" in flags
+        assert flags.count("--ctx-size") == 1
+        assert way.plan.verdict is Verdict.FITS
+        if not way.options:
+            assert judged(*flags).verdict is Verdict.FITS
+
+
+def test_another_spelling_of_a_flag_is_replaced() -> None:
+    judgement = judged("-c", "131072", "-fa", "on")
+    way = next(each for each in judgement.advice if each.kinds == ("max-model-len",))
+    flags = way.plan.parameters.format()
+    assert "-c" not in flags
+    assert flags[:2] == ["-fa", "on"]
+
+
+def test_experts_may_go_to_main_memory() -> None:
+    judgement = judged("--ctx-size", "8192", model="openai/gpt-oss-120b", gpu="gpua5000")
+    way = next(each for each in judgement.advice if each.kinds == ("gpu-layers",))
+    assert way.flags[0] == "--n-cpu-moe"
+    assert "computed by the CPU, many times slower" in way.effect
+
+
+def test_layers_that_are_moved_are_tight_and_not_refused() -> None:
+    judgement = judged("--gpu-layers", "auto", model=LARGE, gpu="gpua5000")
+    assert judgement.verdict is Verdict.TIGHT
+    assert [(each.code, each.refuses) for each in judgement.plan_problems] == [
+        ("gpu-layers", False)
+    ]
+    assert all(each.plan.verdict is Verdict.FITS for each in judgement.advice)
+
+
+def test_gpus_share_whole_layers() -> None:
+    told = to_wire(judged("--ctx-size", "4096", model=LARGE, gpu="gpua5000", count=2))
+    assert told.verdict == Verdict.FITS.value
+    assert (told.pipeline_parallel_size, len(told.stages)) == (2, 2)
+    assert any(
+        "whole layers are split over the GPUs, 41, 40 of them" in note for note in told.notes
+    )
