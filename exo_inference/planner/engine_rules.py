@@ -71,6 +71,7 @@ class EngineRules:
         counts_rotary: the rotary tables are there when the cache is sized.
         keeps_rotary_exact: they are in float32, and no longer than the context (SGLang's layers/rotary_embedding, base.py and
             mrope.py, 0.4.9 to 0.5.17).
+        fills_qkv: fused projections have rows that no checkpoint fills (`Layer.unstored`).
         swaps_sides: products in FP8 with few rows have their sides swapped on compute capability 9, so that hardly any is
             padding (vLLM since 0.10.0, vllm-project/vllm#20396).
         pads_experts: kernels pad experts in MXFP4.
@@ -149,6 +150,7 @@ class EngineRules:
     compiles: bool = False
     counts_rotary: bool = False
     keeps_rotary_exact: bool = False
+    fills_qkv: bool = False
     swaps_sides: bool = True
     pads_experts: bool = False
     profiles_encoder: bool = False
@@ -288,6 +290,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         captures_graphs=True,
         compiles=True,
         counts_rotary=True,
+        fills_qkv=True,
         swaps_sides=version >= (0, 10, 0),
         pads_experts=True,
         profiles_encoder=True,
