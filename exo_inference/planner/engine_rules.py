@@ -79,6 +79,9 @@ class EngineRules:
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
         advised_quantization: value of --quantization that makes plain weights smaller while loading.
         chooses_cache_type: the cache may have another type than activations.
+        takes_cache_since: by ways of quantization, the first release that takes the cache's type from the checkpoint where no
+            flag says one; others take it always. Before, vLLM had the run's type (ModelOpt: vllm-project/vllm#30785, December
+            2025, after 0.13.0; compressed-tensors: #30141, in 0.15.0).
         dequantizes_cache: attention makes 16 bit of a cache of 8 first, and is no faster ("no latency improvements as the
             implementation does not yet include fused dequantization and attention operations", vLLM's
             docs/features/quantization/quantized_kvcache.md to 0.11.2; no longer there in 0.25.0).
@@ -157,6 +160,7 @@ class EngineRules:
     quantizes: bool = False
     advised_quantization: str | None = None
     chooses_cache_type: bool = False
+    takes_cache_since: Mapping[str, Version] = field(default_factory=dict)
     dequantizes_cache: bool = False
     cache_scale_bytes: int = 0
     halves_float32: bool = False
@@ -297,6 +301,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         quantizes=True,
         classes=CLASSES,
         chooses_cache_type=True,
+        takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),
         halves_float32=True,
         spans_gpus=True,
