@@ -192,7 +192,9 @@ def _residual(
     constant = outside_constant(setting.model, setting.ranks, setting.gpu)
     doubled = doublings(setting.model, setting.ranks, setting.gpu) if constant == LINKED else 0.0
     machine = machine_key(case)
-    return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled, machine)
+    return Residual(
+        str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled, machine
+    )
 
 
 def _draft(parts: Mapping[str, Component]) -> float:

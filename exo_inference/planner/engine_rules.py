@@ -55,6 +55,8 @@ class EngineRules:
         bounds_blocks_by_length: a request has no more blocks of a window or state than its tokens fill.
         logit_bytes: what the profiled sampler holds per logit, where it does not sort.
         samples_by_sort: the sampler sorts logits with PyTorch, unless FlashInfer samples.
+        miscounts_sleep: with sleep mode, memory that its allocator gave back is counted as PyTorch's (vllm-project/vllm#40256; since
+            #32947, January 2026, until what is free is measured instead, which 0.28 does).
         may_have_flashinfer: FlashInfer samples where it is installed: in vLLM's images, not with its package (V1 to
             0.11.0; v1/sample/ops/topk_topp_sampler.py of 0.10.2 and 0.11.1, the package's `flashinfer` extra).
         keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
@@ -68,6 +70,8 @@ class EngineRules:
             `verify_max_model_len`).
         captures_graphs: decode steps are recorded as CUDA graphs unless that is switched off.
         compiles: the model is compiled at the start unless CUDA graphs are switched off.
+        counts_compilation: what compilation takes on the GPU is counted as the step's (vllm-project/vllm#54122; from the release
+            with PyTorch 2.10 on, which compiles ahead of time: #33804).
         counts_rotary: the rotary tables are there when the cache is sized.
         keeps_rotary_exact: they are in float32, and no longer than the context (SGLang's layers/rotary_embedding, base.py and
             mrope.py, 0.4.9 to 0.5.17).
@@ -140,6 +144,7 @@ class EngineRules:
     reserves_null_block: bool = False
     bounds_blocks_by_length: bool = False
     samples_by_sort: bool = False
+    miscounts_sleep: bool = False
     may_have_flashinfer: bool = False
     keeps_sampler_rows: bool = False
     counts_pages: bool = False
@@ -151,6 +156,7 @@ class EngineRules:
     checks_prompts: bool = False
     captures_graphs: bool = False
     compiles: bool = False
+    counts_compilation: bool = False
     counts_rotary: bool = False
     keeps_rotary_exact: bool = False
     fills_qkv: bool = False
@@ -293,6 +299,8 @@ def _vllm(version: Version, text: str) -> EngineRules:
         checks_prompts=True,
         captures_graphs=True,
         compiles=True,
+        counts_compilation=version >= (0, 17, 0),
+        miscounts_sleep=(0, 16, 0) <= version < (0, 28, 0),
         counts_rotary=True,
         fills_qkv=True,
         swaps_sides=version >= (0, 10, 0),

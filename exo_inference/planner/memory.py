@@ -28,6 +28,7 @@ class Component:
         source: formula and where it is from.
         is_in_budget: whether it comes out of gpu-memory-utilization.
         alternative: bytes less, which `low` has, where another kernel of the same release runs that nobody has named.
+        first_start: bytes more than `high` in a start that compiles, which no plan knows.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Component:
     source: str
     is_in_budget: bool = True
     alternative: int = 0
+    first_start: int = 0
 
     @property
     def spread_down(self) -> int:
