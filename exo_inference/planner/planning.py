@@ -118,7 +118,7 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     activations = activations_component(model, ranks, rules, batch, dtype_bytes)
     if not is_eager:
-        activations = with_first_start(activations, model, ranks, rules, batch)
+        activations = with_first_start(activations, model, ranks, rules)
     parts.append(activations)
     parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
     parts.append(asleep(outside_component(model, ranks, rules, setting.gpu), setting))

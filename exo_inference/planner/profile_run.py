@@ -154,21 +154,21 @@ def activations_component(
     )
 
 
-_COMPILED = 3.4
-"""How many times the step's compiled tensors a start that compiles takes beside them, at most: 0.95 and 0.92 GiB of Qwen3.8-27B
-in steps of 2,048 tokens on an RTX 3090 and a 4090, 3.4 and 3.3 times 0.28 (vLLM 0.29.0, syv-ai/qwen38-27b-rtx3090#148);
-0.47 GiB on each of two 4090 of Qwen3-32B in steps of 3,584, 1.2 times 0.39 (0.28.0, vllm-project/vllm#54479). A fork on Turing
-had 2.5 GiB and none on V100 (1CatAI/1Cat-vLLM#518)."""
+_COMPILED_TOKENS = 8192
+"""Tokens that Inductor tunes kernels with where it does not know a step's (PyTorch's `unbacked_symint_fallback`, "e.g., in
+autotuning"; vLLM's blocks of tuning have so many: vllm-project/vllm#33668)."""
+
+_COMPILED = 1.1
+"""How many times the compiled tensors of so many tokens a start that compiles has at its peak, at most: Qwen3.8-27B has 0.95 GiB
+on an RTX 3090 and 0.92 on a 4090 beside a step of 0.28, 1.1 and 1.08 times 1.11 GiB (vLLM 0.29.0, syv-ai/qwen38-27b-rtx3090#148);
+Qwen3-32B on two 4090 0.47 GiB on each beside a step of 0.39, 0.96 times 0.90 (0.28.0, vllm-project/vllm#54479). Steps of 1,536 and
+3,584 tokens make no difference to the latter (#54383). A fork on Turing had 2.5 GiB, and none on V100 (1CatAI/1Cat-vLLM#518)."""
 
 
 def with_first_start(
-    activations: Component,
-    model: Architecture,
-    ranks: Ranks,
-    rules: EngineRules,
-    batch: ProfileBatch,
+    activations: Component, model: Architecture, ranks: Ranks, rules: EngineRules
 ) -> Component:
-    """Return the peak with what compilation takes where nothing is compiled yet: Inductor tunes kernels on whole steps.
+    """Return the peak with what compilation takes where nothing is compiled yet, which is no more for longer steps.
 
     Both peaks are in one figure, so that it is the larger one. Experts and compressed attention are not compiled.
     """
@@ -176,8 +176,8 @@ def with_first_start(
     if not rules.counts_compilation or KvKind.COMPRESSED in kinds:
         return activations
     compiled = max(_compiled_elements(layer, ranks) for layer, _ in model.layer_counts)
-    step = batch.num_tokens * model.dtype_bytes * (4 * model.hidden_size + compiled)
-    more = max(0, int((1 + _COMPILED) * step) - activations.num_bytes)
+    width = model.dtype_bytes * (4 * model.hidden_size + compiled)
+    more = max(0, int(_COMPILED * _COMPILED_TOKENS * width) - activations.num_bytes)
     source = f"{activations.source}; up to {more / MIB:.0f} MiB more in a start that compiles"
     return replace(activations, first_start=more, source=source if more else activations.source)
 
