@@ -208,12 +208,12 @@ def _regraphed(each: Component, constant: Measured, num_seqs: int, layers: int) 
     return Component(each.name, value, low, high, each.source, each.is_in_budget)
 
 
-def _measured(left: Sequence[tuple[Residual, float]], spread: Sequence[float]) -> Measured:
+def measure(left: Sequence[tuple[Residual, float]], spread: Sequence[float]) -> Measured:
     """Return the middle of all starts, and the spread of half of the machines.
 
     Starts of one source on the same GPUs say much the same: together they are one machine. Fewer than five machines say
-    little of their spread: half of the next ones lie as far as Student's t gives, though none holds less than nothing. One alone has the spread of eight in ten
-    of all starts around their middles, `spread`.
+    little of their spread: half of the next ones lie as far as Student's t gives, though none holds less than nothing.
+    One alone has the spread of eight in ten of all starts around their middles, `spread`.
     """
     values = [value for _, value in left]
     middle = statistics.median(values)
@@ -224,7 +224,7 @@ def _measured(left: Sequence[tuple[Residual, float]], spread: Sequence[float]) -
         low = min(low, middle + _quantile(spread, 0.1))
         high = max(high, middle + _quantile(spread, 0.9))
     elif len(medians) < _FEW:
-        wide = _next_machine(machines, _HALF)
+        wide = next_machine(machines, _HALF)
         low, high = min(low, max(0.0, middle - wide)), max(high, middle + wide)
     return _rounded(middle, min(low, middle), max(high, middle), len(values))
 
@@ -240,7 +240,7 @@ def _by_machine(left: Sequence[tuple[Residual, float]]) -> list[list[float]]:
     return list(machines.values())
 
 
-def _next_machine(machines: Sequence[Sequence[float]], table: Sequence[float]) -> float:
+def next_machine(machines: Sequence[Sequence[float]], table: Sequence[float]) -> float:
     """Return how far a start on the next machine lies from the middle: machines differ, and so do starts on one."""
     count = len(machines)
     within = [value - statistics.fmean(each) for each in machines for value in each]
@@ -279,7 +279,7 @@ def _shared_with_cpu(left: Sequence[Residual], constants: Mapping[str, Measured]
     machines, found = _by_machine(here), constants[UNIFIED]
     if not 1 < len(machines) < _FEW:
         return found
-    wide = _next_machine(machines, _NINE_IN_TEN) / constants[BAND].value
+    wide = next_machine(machines, _NINE_IN_TEN) / constants[BAND].value
     return _rounded(found.value, found.value - wide, found.value + wide, found.starts)
 
 
@@ -303,7 +303,7 @@ def outside_constants(left: Sequence[Residual]) -> dict[str, Measured]:
             (_per_doubling(each, base) - middles[each.constant]) * max(1.0, each.doubled) / share
             for each in alike
         ]
-        found[name] = _measured(values, spread)
+        found[name] = measure(values, spread)
     return found
 
 

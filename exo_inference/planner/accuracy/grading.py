@@ -245,6 +245,9 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     lifted = lifted_check(case)
     if lifted is not None:
         grades.not_graded.append((name, "fit", f"it was started with {lifted}"))
+    if has_unlike_gpus(case):
+        reason = "its GPUs differ: the memory is one's, the blocks are the fewest of all"
+        grades.not_graded.append((name, "KV capacity in tokens", reason))
     _grade_start(
         name,
         result,
@@ -321,8 +324,6 @@ def _grade_printed_memory(
         grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
         return
     if has_unlike_gpus(case):
-        reason = "its GPUs differ: the memory is one's, the blocks are the fewest of all"
-        grades.not_graded.append((name, "KV capacity in tokens", reason))
         return
     is_mixed = len({layer.kv.kind for layer in model.layers if layer.kv is not None}) > 1
     if version is None and is_mixed:
