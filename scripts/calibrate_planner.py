@@ -49,12 +49,18 @@ from exo_inference.planner.overheads import (
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan
 from scripts.constants_file import write_or_compare
-from scripts.planner_halves import gpu_key, split
+from scripts.planner_halves import gpu_key, machine_key, split
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "overheads.json"
 
-_FEWEST = 10
-"""Starts that a constant needs for a spread of its own; with fewer it has that of all."""
+_FEW = 5
+"""Machines that a constant needs for a spread of its own; with fewer it has what Student's t gives for the next one."""
+
+_HALF = (1.000, 0.816, 0.765, 0.741)
+"""Student's t that 75 % lie below, and so half of both sides within, from one degree of freedom on."""
+
+_NINE_IN_TEN = (6.314, 2.920, 2.353, 2.132)
+"""The same for 95 %, and so nine in ten within."""
 
 _INSIDE = 0.9
 """The share of starts that a band is to hold."""
@@ -70,6 +76,7 @@ class Residual:
         doubled: how often the ranks on its NVLink switch are doubled from one.
         fixed_down, fixed_up: squares of the bands of the other components, in GiB.
         printed: KV memory in GiB.
+        machine: what starts of one source on the same GPUs have in common.
     """
 
     case: str
@@ -80,6 +87,7 @@ class Residual:
     fixed_up: float
     printed: float
     doubled: float = 0.0
+    machine: str = ""
 
 
 def _planned(case: Mapping[str, Any]) -> Plan | None:
@@ -183,7 +191,10 @@ def _residual(
             up += (each.spread_down / GIB) ** 2
     constant = outside_constant(setting.model, setting.ranks, setting.gpu)
     doubled = doublings(setting.model, setting.ranks, setting.gpu) if constant == LINKED else 0.0
-    return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled)
+    machine = machine_key(case)
+    return Residual(
+        str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled, machine
+    )
 
 
 def _draft(parts: Mapping[str, Component]) -> float:
@@ -197,18 +208,46 @@ def _regraphed(each: Component, constant: Measured, num_seqs: int, layers: int) 
     return Component(each.name, value, low, high, each.source, each.is_in_budget)
 
 
-def _measured(values: Sequence[float], spread: Sequence[float]) -> Measured:
-    """Return the middle and the spread of half of the starts.
+def measure(left: Sequence[tuple[Residual, float]], spread: Sequence[float]) -> Measured:
+    """Return the middle of all starts, and the spread of half of the machines.
 
-    Fewer than ten starts say little of their spread: they have that of eight in ten of all starts around their
-    middles, `spread`.
+    Starts of one source on the same GPUs say much the same: together they are one machine. Fewer than five machines say
+    little of their spread: half of the next ones lie as far as Student's t gives, though none holds less than nothing.
+    One alone has the spread of eight in ten of all starts around their middles, `spread`.
     """
+    values = [value for _, value in left]
     middle = statistics.median(values)
-    low, high = _quantile(values, 0.25), _quantile(values, 0.75)
-    if len(values) < _FEWEST:
+    machines = _by_machine(left)
+    medians = [statistics.median(each) for each in machines]
+    low, high = _quantile(medians, 0.25), _quantile(medians, 0.75)
+    if len(medians) == 1:
         low = min(low, middle + _quantile(spread, 0.1))
         high = max(high, middle + _quantile(spread, 0.9))
-    return Measured(round(middle, 3), round(low, 3), round(high, 3), len(values))
+    elif len(medians) < _FEW:
+        wide = next_machine(machines, _HALF)
+        low, high = min(low, max(0.0, middle - wide)), max(high, middle + wide)
+    return _rounded(middle, min(low, middle), max(high, middle), len(values))
+
+
+def _rounded(middle: float, low: float, high: float, starts: int) -> Measured:
+    return Measured(round(middle, 3), round(low, 3), round(high, 3), starts)
+
+
+def _by_machine(left: Sequence[tuple[Residual, float]]) -> list[list[float]]:
+    machines: dict[str, list[float]] = {}
+    for each, value in left:
+        machines.setdefault(each.machine, []).append(value)
+    return list(machines.values())
+
+
+def next_machine(machines: Sequence[Sequence[float]], table: Sequence[float]) -> float:
+    """Return how far a start on the next machine lies from the middle: machines differ, and so do starts on one."""
+    count = len(machines)
+    within = [value - statistics.fmean(each) for each in machines for value in each]
+    freedom = len(within) - count
+    repeats = sum(value**2 for value in within) / freedom if freedom else 0.0
+    between = statistics.variance([statistics.median(each) for each in machines])
+    return float(table[count - 2] * ((between + repeats) * (1 + 1 / count)) ** 0.5)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
@@ -224,20 +263,36 @@ def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
     held_out = [(each, _without(left, each)) for each in left]
     ratios = sorted(_ratio(each, constant) for each, constant in held_out if constant is not None)
     rank = min(len(ratios) - 1, -(-int(_INSIDE * 100) * (len(ratios) + 1) // 100) - 1)
-    constants[BAND] = Measured(
-        round(ratios[rank], 3), round(ratios[0], 3), round(ratios[-1], 3), len(ratios)
-    )
+    constants[BAND] = _rounded(ratios[rank], ratios[0], ratios[-1], len(ratios))
+    if UNIFIED in constants:
+        constants[UNIFIED] = _shared_with_cpu(left, constants)
     return constants
+
+
+def _shared_with_cpu(left: Sequence[Residual], constants: Mapping[str, Measured]) -> Measured:
+    """Return what is counted where memory is shared with the CPU: the change of what the host has available.
+
+    vLLM takes that for the free memory (`MemorySnapshot.measure`), so all that runs there is in it. Its starts are on one kind
+    of GPU and have no part in the band of the others: nine in ten of the next ones lie within theirs.
+    """
+    here = [(each, each.outside) for each in left if each.constant == UNIFIED]
+    machines, found = _by_machine(here), constants[UNIFIED]
+    if not 1 < len(machines) < _FEW:
+        return found
+    wide = next_machine(machines, _NINE_IN_TEN) / constants[BAND].value
+    return _rounded(found.value, found.value - wide, found.value + wide, found.starts)
 
 
 def outside_constants(left: Sequence[Residual]) -> dict[str, Measured]:
     """Return what ranks hold outside PyTorch, by how they are joined; over a switch, by doublings."""
     alone = [each.outside for each in left if each.constant == ALONE]
     base = statistics.median(alone) if alone else 0.0
-    groups: dict[str, list[float]] = {}
+    groups: dict[str, list[tuple[Residual, float]]] = {}
     for each in left:
-        groups.setdefault(each.constant, []).append(_per_doubling(each, base))
-    middles = {name: statistics.median(values) for name, values in groups.items()}
+        groups.setdefault(each.constant, []).append((each, _per_doubling(each, base)))
+    middles = {
+        name: statistics.median([value for _, value in values]) for name, values in groups.items()
+    }
     often = statistics.median([each.doubled for each in left if each.doubled] or [1.0])
     found = {}
     for name, values in sorted(groups.items()):
@@ -248,7 +303,7 @@ def outside_constants(left: Sequence[Residual]) -> dict[str, Measured]:
             (_per_doubling(each, base) - middles[each.constant]) * max(1.0, each.doubled) / share
             for each in alike
         ]
-        found[name] = _measured(values, spread)
+        found[name] = measure(values, spread)
     return found
 
 

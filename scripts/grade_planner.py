@@ -60,6 +60,9 @@ _UNSEEN = """## Starts found later
 {count} starts of [`planner-unseen.json`](planner-unseen.json), found after the constants were set.
 """
 
+_RULES = Path(__file__).with_name("planner_page_rules.md")
+"""How starts are graded, as the page says it at its end."""
+
 _PEER = "https://github.com/llm-d-incubation/llm-d-planner/"
 _PEER_HEAD = """### On llm-d-planner's own H100 runs
 
@@ -84,71 +87,6 @@ _RAN = """### Starts whose speed was published
 
 They print no memory, but they ran: those of [published speeds](planner-published-speeds.md) whose source states release
 and flags, one for each start.
-"""
-_RULES = """## How it is graded
-
-- A case is graded as it stands in its source: model, GPU, count, flags, engine version, and what the log says of
-  effective values. What a source does not state is not guessed: a record says in `unstated` what its source leaves
-  out and in `inferred` what was read off the figures themselves, and quantities that need it are not graded.
-- *Known checkpoint*: the model is in the catalogue. *Derived*: the name only says "this model, in AWQ"; what the
-  checkpoint really leaves in 16 bit is not known.
-- *KV tokens from the printed KV memory* grades blocks, groups and pages alone: the printed memory goes in.
-- Starts that print less than 1 GiB of cache are graded by the error in GiB, in a row of their own: a tenth of a GiB is
-  a tenth of such a cache and more. A row of all, with them, stands beside it and is asked for nothing.
-- KV memory of releases before 0.12 and of AMD's GPUs has rows of its own.
-- *In the band*: the printed figure lies in the plan's band, which is to hold nine in ten. With Wilson's interval: where
-  the true share lies with 95 % confidence. `tight` is what the band says, and counts as neither right nor wrong.
-- What is derived from the engines' source: weights with the allocator's pages, the profile run (sampler, one step,
-  image encoder), blocks and groups. What is measured, and then its spread is its band: captured graphs, and memory
-  outside PyTorch by how GPUs are joined.
-- DeepSeek-V4's workspaces are derived since the starts named `late-` (0.23 took 6 GiB less than the one start of the
-  calibration half). What that one start has beside them is not known and sets no middle: a plan has what others have by how
-  ranks are joined, and a band that reaches as far as it. KV memory of the starts found later was 4.07 % in the mean before.
-- How constants are grouped and how bands are formed was decided with the graded half's figures in view; its starts set
-  no value. Of the starts found later, those whose name begins with `web-` were found after that but for the bands.
-- Of the starts found later, 25 (`log-`, `bench-`) were written down before the planner was asked. As it was then, on
-  all 52: weights of known checkpoints 0.93 % mean (27), KV memory 1.76 % median (28), verdict right 29 of 29 with 4 of
-  33 tight, in the band 75 of 94. Six of them showed what was wrong, and it was mended by its cause: the experts of
-  Nemotron's prediction layer and Gemma 4's audio encoder were not counted, nor the scales of a cache that is quantized
-  per token and head; a file named `unquantized` was taken for a quantized one; and 2 GiB outside PyTorch were
-  counted for any two cards that NVLink could join, where only multicasting switches (Hopper and later) take such
-  buffers, and fewer for fewer ranks. These six are among the other starts now, on the side that the rule gives them.
-- Five starts were graded by a list of names until 2026-11-28; the rule draws them since, and the graded half had 75 before.
-- The starts of llm-d-planner's page (`llmd-`) showed that 0.11.0 lays gpt-oss's experts out in two ways: a wider band.
-- The 14 whose name begins with `more-` were found after these, the 16 with `late-` last; no constant was set on them. What
-  they showed was mended by its cause: Inferact's file was known by its name alone and is planned by its public list of
-  16-bit modules; two of its starts do not say all flags and are not graded any more; 0.20.2 prints the cache by
-  concurrency (vllm-project/vllm#40694), not 0.21; and attention beside states, in a file of 4-bit floats that only its
-  name is known of, is taken to be in 8 bit, as NVIDIA publishes such, with a band from 4 to 16 bit.
-- Which modules of three files stay in 16 bit was looked up because graded starts erred: of Qwen3-Next in 4 bit and of
-  AEON's Qwen3.6 in their publishers' pages, for starts named `late-`, and of Nemotron 3 Super in NVIDIA's recipe, for one
-  start of the calibration half. Likewise the RTX 5090's memory: PyTorch prints 31.36 GiB under Linux and 31.84 under Windows,
-  and the latter was taken for all; public logs say so, and no graded start set the figure. Before that KV memory of the
-  starts found later was 6.85 % in the mean, and their capacity in tokens 7.54 %.
-- vLLM's second model runner, which dense models have from 0.24 and 0.25 on, was read after `late-qwen3-32b-pro6000x2` had
-  2.3 GiB more than predicted: it estimates no graphs and samples from fewer bytes. With it that start's blocks are right to
-  0.1 %; `late-qwen3-8b-4090-again` was found then, in the source of `late-qwen3-8b-4090`.
-- That a GPU's memory is more under Windows but hardly less, which narrows one side of bands, was decided with `tight` starts in
-  view.
-- The 17 starts named `next-` were written down before the planner was asked. As it was, all 106 had KV memory 4.47 % in the
-  mean, capacity 4.82 % (AMD's six: 105 %), and 166 of 193 in the band. Steps of 16,384 tokens on GPUs of 160 GiB and more were
-  counted from 0.33 on and two steps in flight from 0.32, where vLLM's tags have them from 0.28 (vllm-project/vllm#51726) and 0.26
-  (#47728): Gemma 4 on MI300X was planned at two to three times its tokens. No constant was set. Three starts have no address.
-- Of 0.29 and later, where all models have the second runner, two graded starts print KV memory: 0.55 GiB more than planned were
-  taken on one A100 (1 % of its cache) and 0.7 GiB on each of four L4 (8 %). What takes it was not derived.
-- gpt-oss-120b on one H100 ran with 0.10.2 where it was said to be impossible (a published speed): vLLM's images to 0.11.0
-  have FlashInfer, which samples with 14 bytes of a logit, its package has not. A start that does not say what was installed
-  has a band that reaches down to that; two refused ones whose tracebacks name a conda environment are marked `package`.
-- Constants of one family: the padding of gpt-oss's experts and Gemma 4's largest image item, both as vLLM has them.
-  That Triton's kernels came to Hopper between 0.11.0 and 0.14.1 was seen on two starts of the graded half.
-
-## Published figures that the arithmetic contradicts
-
-- Step-3.7-Flash: the count of 197,824,847,872 parameters is of a vocabulary of 128,815; the published
-  config has 128,896 rows, 663,552 parameters more.
-- gpt-oss in vLLM takes more than its checkpoint: the kernel for MXFP4 pads 2,880 to 3,072 and 2,944, so the
-  experts of the 20B model take 9 % more (13.72 GiB printed, 12.82 GiB stored).
-- Tables of caches and checkpoints that are wrong, with the arithmetic: [planning](../concepts/planning.md).
 """
 
 
@@ -189,7 +127,7 @@ def render(
     for quantity in LIMITS:
         missed = [each for group in groups for each in group.of(quantity)]
         lines += miss_lines(quantity, quantity, missed, explanations)
-    return "\n".join([*lines, *not_graded_lines(groups), "", _RULES])
+    return "\n".join([*lines, *not_graded_lines(groups), "", _RULES.read_text(encoding="utf-8")])
 
 
 def not_graded_lines(groups: Sequence[Grades]) -> list[str]:
@@ -412,9 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
     parser.add_argument("--unseen", type=Path, help="JSON file of further starts, listed apart")
     parser.add_argument("--ran", type=Path, help="JSON file of published speeds, whose starts ran")
-    parser.add_argument(
-        "--write", type=Path, help="page to replace; without it the page is printed"
-    )
+    parser.add_argument("--write", type=Path, help="page to replace; otherwise it is printed")
     options = parser.parse_args(arguments)
     explanations = read_explanations(options.explanations)
     later = [] if options.unseen is None else _read(options.unseen)

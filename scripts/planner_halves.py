@@ -8,6 +8,7 @@ and GPUs of one kind are drawn together, so that near-duplicates fall on one sid
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -36,6 +37,22 @@ def gpu_key(case: Mapping[str, Any]) -> str:
     if gpu is None:
         return "none"
     return gpu.key if gpu.key != "stated" else f"{round(gpu.reported_bytes / GIB)} GiB"
+
+
+def machine_key(case: Mapping[str, Any]) -> str:
+    """Return what starts on one machine have in common: the repository or issue they are from, and the GPUs.
+
+    A start whose address was not kept is one by itself.
+    """
+    found = _ADDRESS.match(str(case.get("source") or ""))
+    if found is None:
+        return str(case["id"])
+    return f"{found[1]}#{found[2] or found[3] or ''} {case.get('gpu_count') or 1} x {gpu_key(case)}"
+
+
+_ADDRESS = re.compile(
+    r"(?:https://github\.com/|github:)([\w.-]+/[\w.-]+)(?:/(?:issues|pull)/(\d+)| issue #(\d+))?"
+)
 
 
 def sets_constants(case: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.asked_cache import asked_cache
 from exo_inference.planner.model.quantization import WeightFormat
 from exo_inference.planner.model.requantize import ONLINE
 from exo_inference.planner.model.shapes import KvKind
@@ -248,10 +249,9 @@ def _check_cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameter
     `kv_cache_scheme` (compressed_tensors.py, `CompressedTensorsKVCacheMethod`).
     """
     kv, asked_by = (parameters.kv_cache_dtype or "auto").lower(), "--kv-cache-dtype is"
-    quantization = model.quantization
     rules = parameters.rules
-    if kv == "auto" and quantization is not None and rules.chooses_cache_type:
-        kv = quantization.kv_cache_dtype or "auto"
+    if kv == "auto" and rules.chooses_cache_type:
+        kv = asked_cache(model, rules)
         asked_by = "the checkpoint's KV cache (--kv-cache-dtype=auto) is"
     capability = gpu.capability
     if not kv.startswith("fp8") or capability is None or capability >= _FP8_CACHE:

@@ -55,6 +55,8 @@ class EngineRules:
         bounds_blocks_by_length: a request has no more blocks of a window or state than its tokens fill.
         logit_bytes: what the profiled sampler holds per logit, where it does not sort.
         samples_by_sort: the sampler sorts logits with PyTorch, unless FlashInfer samples.
+        miscounts_sleep: with sleep mode, memory that its allocator gave back is counted as PyTorch's (vllm-project/vllm#40256; since
+            #32947, January 2026, until what is free is measured instead, which 0.28 does).
         may_have_flashinfer: FlashInfer samples where it is installed: in vLLM's images, not with its package (V1 to
             0.11.0; v1/sample/ops/topk_topp_sampler.py of 0.10.2 and 0.11.1, the package's `flashinfer` extra).
         keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
@@ -68,9 +70,12 @@ class EngineRules:
             `verify_max_model_len`).
         captures_graphs: decode steps are recorded as CUDA graphs unless that is switched off.
         compiles: the model is compiled at the start unless CUDA graphs are switched off.
+        counts_compilation: what compilation takes on the GPU is counted as the step's (vllm-project/vllm#54122; from the release
+            with PyTorch 2.10 on, which compiles ahead of time: #33804).
         counts_rotary: the rotary tables are there when the cache is sized.
         keeps_rotary_exact: they are in float32, and no longer than the context (SGLang's layers/rotary_embedding, base.py and
             mrope.py, 0.4.9 to 0.5.17).
+        fills_qkv: fused projections have rows that no checkpoint fills (`Layer.unstored`).
         swaps_sides: products in FP8 with few rows have their sides swapped on compute capability 9, so that hardly any is
             padding (vLLM since 0.10.0, vllm-project/vllm#20396).
         pads_experts: kernels pad experts in MXFP4.
@@ -78,6 +83,9 @@ class EngineRules:
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
         advised_quantization: value of --quantization that makes plain weights smaller while loading.
         chooses_cache_type: the cache may have another type than activations.
+        takes_cache_since: by ways of quantization, the first release that takes the cache's type from the checkpoint where no
+            flag says one; others take it always. Before, vLLM had the run's type (ModelOpt: vllm-project/vllm#30785, December
+            2025, after 0.13.0; compressed-tensors: #30141, in 0.15.0).
         dequantizes_cache: attention makes 16 bit of a cache of 8 first, and is no faster ("no latency improvements as the
             implementation does not yet include fused dequantization and attention operations", vLLM's
             docs/features/quantization/quantized_kvcache.md to 0.11.2; no longer there in 0.25.0).
@@ -136,6 +144,7 @@ class EngineRules:
     reserves_null_block: bool = False
     bounds_blocks_by_length: bool = False
     samples_by_sort: bool = False
+    miscounts_sleep: bool = False
     may_have_flashinfer: bool = False
     keeps_sampler_rows: bool = False
     counts_pages: bool = False
@@ -147,14 +156,17 @@ class EngineRules:
     checks_prompts: bool = False
     captures_graphs: bool = False
     compiles: bool = False
+    counts_compilation: bool = False
     counts_rotary: bool = False
     keeps_rotary_exact: bool = False
+    fills_qkv: bool = False
     swaps_sides: bool = True
     pads_experts: bool = False
     profiles_encoder: bool = False
     quantizes: bool = False
     advised_quantization: str | None = None
     chooses_cache_type: bool = False
+    takes_cache_since: Mapping[str, Version] = field(default_factory=dict)
     dequantizes_cache: bool = False
     cache_scale_bytes: int = 0
     halves_float32: bool = False
@@ -287,13 +299,17 @@ def _vllm(version: Version, text: str) -> EngineRules:
         checks_prompts=True,
         captures_graphs=True,
         compiles=True,
+        counts_compilation=version >= (0, 17, 0),
+        miscounts_sleep=(0, 16, 0) <= version < (0, 28, 0),
         counts_rotary=True,
+        fills_qkv=True,
         swaps_sides=version >= (0, 10, 0),
         pads_experts=True,
         profiles_encoder=True,
         quantizes=True,
         classes=CLASSES,
         chooses_cache_type=True,
+        takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),
         halves_float32=True,
         spans_gpus=True,

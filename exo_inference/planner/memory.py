@@ -28,6 +28,7 @@ class Component:
         source: formula and where it is from.
         is_in_budget: whether it comes out of gpu-memory-utilization.
         alternative: bytes less, which `low` has, where another kernel of the same release runs that nobody has named.
+        first_start: bytes more than `high` in a start that compiles, which no plan knows.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Component:
     source: str
     is_in_budget: bool = True
     alternative: int = 0
+    first_start: int = 0
 
     @property
     def spread_down(self) -> int:
@@ -98,6 +100,8 @@ def weights_component(
         # In the checkpoint's own format: it may run in another one, such as float32 on a CPU.
         total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, model.dtype_bytes))
     total += rotary_bytes(model, dtype_bytes, rules)
+    if rules.fills_qkv:
+        total += unstored_bytes(model, ranks, stage, dtype_bytes)
     if rules.counts_pages and not offload:
         total += page_bytes(model, ranks, stage, dtype_bytes, padding)
     band = model.weights_error
@@ -113,6 +117,20 @@ def weights_component(
     return Component(
         "weights", int(total), int(low), int(total * (1 + max(band, model.weights_more))), source
     )
+
+
+@lru_cache(maxsize=1024)
+def unstored_bytes(model: Architecture, ranks: Ranks, stage: int, dtype_bytes: int) -> float:
+    """Return the rows of a stage's fused projections that the checkpoint does not fill."""
+    sizes = stage_sizes(len(model.layers), ranks.pipeline)
+    start = sum(sizes[:stage])
+    total = 0.0
+    for layer in model.layers[start : start + sizes[stage]]:
+        form = next((w.format for w in layer.weights if w.path.endswith(".q_proj")), None)
+        total += sum(
+            rank_bytes(replace(w, format=form), ranks, dtype_bytes) for w in layer.unstored
+        )
+    return total
 
 
 def offloaded_bytes(

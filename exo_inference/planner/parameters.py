@@ -46,6 +46,7 @@ class EngineParameters:
         records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
             flags that say so are in `others`.
         schedules_ahead: what `--async-scheduling` says, which is in `others`; None where it is not there.
+        sleeps: what `--enable-sleep-mode` says, likewise.
         attention_backend, batch_invariant, cpu_threads: what the flags of these names say, which are in `others`.
         has_flashinfer_sampler: whether FlashInfer samples, where the start says so or what was installed (no flag
             does); None where nobody says.
@@ -89,6 +90,7 @@ class EngineParameters:
     batch_invariant: bool = False
     cpu_threads: int | None = None
     has_flashinfer_sampler: bool | None = None
+    sleeps: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **others: Any) -> EngineParameters:
@@ -116,6 +118,7 @@ class EngineParameters:
             schedules_ahead=ahead if isinstance(ahead, bool) else None,
             attention_backend=backend.lower() if isinstance(backend, str) else None,
             batch_invariant=values.get("batch_invariant") is True,
+            sleeps=values.get("enable_sleep_mode") is True,
             cpu_threads=threads if _is_count(threads) else None,
             **others,
         )

@@ -26,6 +26,7 @@ from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.overheads import (
     BAND,
     GRAPHS_CODE,
+    asleep,
     graphs_component,
     graphs_problems,
     measured,
@@ -39,7 +40,11 @@ from exo_inference.planner.parallel.communication import (
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.lacks import kernel_problems, processor_notes
-from exo_inference.planner.profile_run import activations_component, profile_batch
+from exo_inference.planner.profile_run import (
+    activations_component,
+    profile_batch,
+    with_first_start,
+)
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
@@ -110,10 +115,13 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     )
     parts = [weights]
     batch = profile_batch(setting, gathered_ranks(setting), is_first=stage == 0, is_last=is_last)
-    parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
+    activations = activations_component(model, ranks, rules, batch, dtype_bytes)
+    if not is_eager:
+        activations = with_first_start(activations, model, ranks, rules)
+    parts.append(activations)
     parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
-    parts.append(outside_component(model, ranks, rules, setting.gpu))
+    parts.append(asleep(outside_component(model, ranks, rules, setting.gpu), setting))
     communication = communication_component(setting)
     parts += [communication] if communication is not None else []
     if parameters.enable_lora:
@@ -147,7 +155,7 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
     down = wide * math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in others) + less**2)
     up = wide * math.sqrt(sum(p.spread_down**2 for p in others) + more**2)
     weights = parts[0]
-    down = math.hypot(down, weights.high - weights.num_bytes)
+    down = math.hypot(down, weights.high - weights.num_bytes) + sum(p.first_start for p in others)
     up = math.hypot(up, weights.num_bytes - weights.low) + sum(p.alternative for p in others)
     low, high = int(available - down), int(available + up)
     if parameters.kv_cache_memory_bytes is not None:

@@ -154,6 +154,34 @@ def activations_component(
     )
 
 
+_COMPILED_TOKENS = 8192
+"""Tokens that Inductor tunes kernels with where it does not know a step's (PyTorch's `unbacked_symint_fallback`, "e.g., in
+autotuning"; vLLM's blocks of tuning have so many: vllm-project/vllm#33668)."""
+
+_COMPILED = 1.1
+"""How many times the compiled tensors of so many tokens a start that compiles has at its peak, at most: Qwen3.8-27B has 0.95 GiB
+on an RTX 3090 and 0.92 on a 4090 beside a step of 0.28, 1.1 and 1.08 times 1.11 GiB (vLLM 0.29.0, syv-ai/qwen38-27b-rtx3090#148);
+Qwen3-32B on two 4090 0.47 GiB on each beside a step of 0.39, 0.96 times 0.90 (0.28.0, vllm-project/vllm#54479). Steps of 1,536 and
+3,584 tokens make no difference to the latter (#54383). A fork on Turing had 2.5 GiB, and none on V100 (1CatAI/1Cat-vLLM#518)."""
+
+
+def with_first_start(
+    activations: Component, model: Architecture, ranks: Ranks, rules: EngineRules
+) -> Component:
+    """Return the peak with what compilation takes where nothing is compiled yet, which is no more for longer steps.
+
+    Both peaks are in one figure, so that it is the larger one. Experts and compressed attention are not compiled.
+    """
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    if not rules.counts_compilation or KvKind.COMPRESSED in kinds:
+        return activations
+    compiled = max(_compiled_elements(layer, ranks) for layer, _ in model.layer_counts)
+    width = model.dtype_bytes * (4 * model.hidden_size + compiled)
+    more = max(0, int(_COMPILED * _COMPILED_TOKENS * width) - activations.num_bytes)
+    source = f"{activations.source}; up to {more / MIB:.0f} MiB more in a start that compiles"
+    return replace(activations, first_start=more, source=source if more else activations.source)
+
+
 def _workspaces(model: Architecture, ranks: Ranks, batch: ProfileBatch) -> Workspaces:
     specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
     compressed = [each for each in specs if each.kind is KvKind.COMPRESSED]
@@ -199,6 +227,13 @@ def _elements_per_token(model: Architecture, ranks: Ranks, rules: EngineRules) -
 
 
 def _layer_elements(layer: Layer, moe: MoeShape | None, ranks: Ranks, rules: EngineRules) -> float:
+    per_token = _compiled_elements(layer, ranks)
+    if layer.uses_moe and moe is not None:
+        per_token = max(per_token, _moe_elements(moe, ranks, rules))
+    return per_token
+
+
+def _compiled_elements(layer: Layer, ranks: Ranks) -> float:
     widths = {"mlp": 0.0, "attention": 0.0}
     for weight in layer.weights:
         name = weight.path.rpartition(".")[2]
@@ -209,10 +244,7 @@ def _layer_elements(layer: Layer, moe: MoeShape | None, ranks: Ranks, rules: Eng
             ("q_", "k_", "v_", "qkv", "in_", "kv_b")
         ):
             widths["attention"] += weight.out_features
-    per_token = max(widths.values()) / ranks.tensor
-    if layer.uses_moe and moe is not None:
-        per_token = max(per_token, _moe_elements(moe, ranks, rules))
-    return per_token
+    return max(widths.values()) / ranks.tensor
 
 
 def _moe_elements(moe: MoeShape, ranks: Ranks, rules: EngineRules) -> float:

@@ -19,6 +19,7 @@ from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, ExpertPadding, Ranks, expert_padding
 from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.model.asked_cache import asked_cache
 from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
 from exo_inference.planner.model.requantize import (
     INT8_HEAD,
@@ -293,8 +294,8 @@ def _kv_bytes(model: Architecture, gpu: Gpu, parameters: EngineParameters, dtype
     if parameters.rules.static_share is not None:
         kind = cache_types.cache_type(model, gpu, parameters)
         return cache_types.element_bytes(kind, DTYPE_BYTES.get(dtype, 2))
-    if asked == "auto" and model.quantization is not None:
-        asked = model.quantization.kv_cache_dtype or "auto"
+    if asked == "auto":
+        asked = asked_cache(model, parameters.rules)
     if asked.startswith(("fp8", "int8")):
         return 1
     if asked in ("nvfp4", "fp4", "fp4_e2m1", "int4"):

@@ -124,8 +124,8 @@ def test_one_gpu_with_defaults_is_refused_with_the_ways_out(fast: Stack) -> None
     assert "Precondition Failed" in text
     assert "34.00 GiB of KV cache" in text
     assert "--gpu-type gpua5000 --gpu-count 4" in text
-    assert "'--max-model-len=165888 --kv-cache-dtype=fp8'" in text
-    assert "'--max-model-len=82944'" in text
+    assert "'--max-model-len=156672 --kv-cache-dtype=fp8'" in text
+    assert "'--max-model-len=77824'" in text
     assert json.loads(fast.exo("deployment", "list", "-O", "json").stdout) == []
 
 

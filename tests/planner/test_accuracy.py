@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from exo_inference.planner.accuracy.grading import LIMITS, grade, summarise
-from scripts.calibrate_planner import derive, leave_one_out
+from exo_inference.planner.overheads import ALONE
+from scripts.calibrate_planner import Residual, derive, leave_one_out, measure, next_machine
 from scripts.calibrate_planner import main as calibrate
 from scripts.grade_planner import main, render, wilson
-from scripts.planner_halves import gpu_key, model_key, split
+from scripts.planner_halves import gpu_key, machine_key, model_key, split
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 STARTS = FOLDER / "planner-starts.json"
@@ -130,6 +131,34 @@ def test_a_kind_of_gpu_is_left_out_of_the_constant_that_predicts_it() -> None:
     assert (
         rows["outside PyTorch, memory shared with the CPU"].mean is None
     )  # one kind of GPU has that
+
+
+def test_starts_of_one_source_on_the_same_gpus_are_one_machine() -> None:
+    address = "https://github.com/someone/notes"
+    first = machine_key(make_case(source=f"{address}/blob/abc/log.txt"))
+    assert machine_key(make_case(id="other", source=f"{address}/blob/def/second.txt")) == first
+    assert machine_key(make_case(source=f"{address}/blob/abc/log.txt", gpu="H100")) != first
+    assert machine_key(make_case(source=f"{address}/blob/abc/log.txt", gpu_count=2)) != first
+    threads = [machine_key(make_case(source=f"{address}/issues/{each}")) for each in (1, 2)]
+    assert threads[0] != threads[1]
+    assert machine_key(make_case(source="a log whose address was not kept")) == "llama-l4"
+
+
+def test_a_spread_that_few_machines_show_is_that_of_the_next_one() -> None:
+    """Student's t: machines of 1 and 2 GiB differ by 1, and half of the next ones lie within 1 x sqrt(0.5 x 1.5)."""
+    assert next_machine([[1.0], [2.0]], [1.0]) == pytest.approx(0.75**0.5)
+    assert next_machine([[1.0, 1.0], [2.0, 2.0]], [1.0]) == pytest.approx(0.75**0.5)
+    assert next_machine([[0.9, 1.1], [2.0]], [1.0]) > 0.75**0.5
+
+
+def test_many_starts_of_one_machine_narrow_no_spread() -> None:
+    def residual(machine: str, outside: float) -> tuple[Residual, float]:
+        return Residual("x", "L4", ALONE, outside, 0.0, 0.0, 5.0, 0.0, machine), outside
+
+    few = [residual(f"m{each}", each / 10) for each in range(5)]
+    many = few + [residual("m2", 0.2)] * 20
+    found = [measure(each, [-1.0, 1.0]) for each in (few, many)]
+    assert (found[0].low, found[0].high) == (found[1].low, found[1].high) == (0.1, 0.3)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def test_what_is_no_file_of_cases_is_refused(text: str, said: str) -> None:
         ({"gpu_vram_gib": 0}, "cases[1].gpu_vram_gib is 0, expected a number above 0"),
         ({"gpu_vram_gib": float("nan")}, "cases[1].gpu_vram_gib is NaN"),
         ({"flags": ["--tp=2"]}, "cases[1].flags is a list, expected an object"),
+        ({"environment": ["A=1"]}, "cases[1].environment is a list, expected an object"),
+        ({"gpus_differ": "yes"}, 'cases[1].gpus_differ is "yes", expected true or false'),
         ({"observed": None}, "cases[1].observed is missing, expected an object"),
         ({"observed": {"kv_tokens": "4K"}}, 'cases[1].observed.kv_tokens is "4K", expected a number'),
         ({"observed": {"kv_tokens": 1e30}}, "cases[1].observed.kv_tokens is 1e+30"),
@@ -108,3 +110,29 @@ def test_what_cannot_be_planned_is_not_graded(changes: dict[str, Any], reason: s
 
 def test_a_flag_without_a_value_counts_as_not_given() -> None:
     assert grade([{**CASE, "flags": {"max_model_len": None}}]).fits[0].is_right
+
+
+def test_of_gpus_that_differ_no_tokens_are_graded() -> None:
+    """The printed memory is one GPU's, and the blocks are the fewest of all."""
+    grades = grade([{**CASE, "gpus_differ": True}])
+    assert [each.quantity for each in grades.graded] == [
+        "weights, known checkpoint",
+        "available KV memory",
+    ]
+    assert {what for _, what, why in grades.not_graded if "its GPUs differ" in why} == {
+        "KV capacity in tokens"
+    }
+
+
+@pytest.mark.parametrize(
+    ("environment", "verdicts"),
+    [({"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, 0), ({"HF_HUB_OFFLINE": "1"}, 1), (None, 1)],
+)
+def test_a_verdict_does_not_stand_for_a_start_whose_environment_lifts_a_check(
+    environment: dict[str, str] | None, verdicts: int
+) -> None:
+    """Deployments cannot set it, so what a plan refuses is refused here."""
+    grades = grade([{**CASE, "environment": environment}])
+    assert len(grades.fits) == verdicts
+    assert len(grades.graded) == 3
+    assert [what for _, what, _ in grades.not_graded] == ["fit"] * (1 - verdicts)

@@ -291,7 +291,7 @@ def test_flags_that_mend_a_lack_of_states_go_before_another_gpu() -> None:
 def test_as_much_of_the_gpu_as_is_enough_for_states_is_advised() -> None:
     asked = EngineParameters(engine_version="0.19.0", gpu_memory_utilization=0.7)
     found = advise(find_model("Zyphra/Zamba2-7B"), find_gpu("A10"), 1, asked)
-    assert found[0].flags == ("--gpu-memory-utilization=0.8", "--max-num-seqs=60")
+    assert found[0].flags == ("--gpu-memory-utilization=0.8", "--max-num-seqs=16")
 
 
 @pytest.mark.parametrize("others", [(), ("--no-allow-deprecated-quantization",)])

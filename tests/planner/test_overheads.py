@@ -6,7 +6,7 @@ import pytest
 
 from exo_inference.planner import EngineParameters, Plan, Verdict, find_gpu, find_model, plan
 from exo_inference.planner.engine_rules import rules_for
-from exo_inference.planner.memory import Ranks, page_rest
+from exo_inference.planner.memory import Ranks, page_rest, unstored_bytes
 from exo_inference.planner.overheads import (
     ALONE,
     doublings,
@@ -38,6 +38,9 @@ def test_a_page_is_not_split_for_a_rest_of_at_most_1_mib(size: float, rest: floa
         ("Qwen/Qwen2.5-32B-Instruct", "RTX 3090", 4, "0.18.1", 15.39),
         ("openai/gpt-oss-120b", "A100-80GB", 4, "0.10.1", 17.2217),
         ("openai/gpt-oss-120b", "H100", 1, "0.14.1", 64.38),
+        ("google/gemma-3-4b-it", "A100-80GB", 1, "0.11.0", 8.58),
+        ("google/gemma-3-27b-it", "H100", 1, "0.11.0", 51.45),
+        ("google/gemma-4-26B-A4B-it", "H100", 1, "0.19.0", 48.50),
     ],
 )
 def test_weights_are_what_the_allocator_gives(
@@ -46,6 +49,17 @@ def test_weights_are_what_the_allocator_gives(
     """As vLLM printed them ("Model loading took"); sources in docs/benchmarks/planner-starts.json."""
     found = planned(name, gpu, count, engine_version=version, dtype="float16")
     assert found.weights_bytes_per_gpu / GIB == pytest.approx(printed, rel=0.001)
+
+
+def test_layers_that_share_a_cache_have_rows_for_keys_and_values_in_vllm_alone() -> None:
+    """Gemma 4 E4B: 18 layers of 42 take keys and values of others; gemma4.py has a `QKVParallelLinear` in each."""
+    model = find_model("google/gemma-4-E4B-it")
+    rows = sum(weight.num_elements for layer in model.layers for weight in layer.unstored)
+    assert sum(bool(layer.unstored) for layer in model.layers) == 18
+    assert unstored_bytes(model, Ranks(), 0, 2) == 2 * rows > 0
+    assert unstored_bytes(find_model("google/gemma-3-4b-it"), Ranks(), 0, 2) == 0
+    assert rules_for("vllm", "").fills_qkv
+    assert not rules_for("sglang", "").fills_qkv
 
 
 @pytest.mark.parametrize(

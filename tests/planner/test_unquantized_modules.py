@@ -131,3 +131,17 @@ def test_a_list_that_names_shared_experts_with_a_star_keeps_them_in_16_bit() -> 
     forms = _bytes_by_kind(find_model("nvidia/Qwen3.5-122B-A10B-NVFP4"))
     assert forms["mlp.experts.up_proj"] == "nvfp4"
     assert forms["mlp.shared_experts.up_proj"] == "16 bit"
+
+
+def test_unsloths_file_has_its_published_size() -> None:
+    """24.57 GiB are its tensors (Hub, revision 890bdef7), the prediction layer among them."""
+    model = find_model("unsloth/Qwen3.6-27B-NVFP4")
+    drafted = 2 * sum(weight.num_elements for weight in model.mtp_weights)
+    assert (stored_bytes(model) + drafted) / 2**30 == pytest.approx(24.57, rel=0.001)
+
+
+def test_qwen3_8_in_8_bit_has_as_many_tensors_in_8_bit_as_were_counted() -> None:
+    """400 in the layers and 7 in the prediction layer are FP8 (a reader of its safetensors headers)."""
+    model = find_model("Qwen/Qwen3.8-27B-FP8")
+    assert sum(w.format is not None for layer in model.layers for w in layer.weights) == 400
+    assert sum(weight.format is not None for weight in model.mtp_weights) == 7

@@ -66,8 +66,10 @@ def _find_problem(case: object) -> str | None:
     checks += [(key, case.get(key), "a number from 1 to 1024", _is_count) for key in _COUNTS]
     checks += [("gpu_vram_gib", case.get("gpu_vram_gib"), "a number above 0", _is_size)]
     checks += [
-        (key, case.get(key, {}), "an object", _is_object) for key in ("flags", "defaults_in_effect")
+        (key, case.get(key, {}), "an object", _is_object)
+        for key in ("flags", "defaults_in_effect", "environment")
     ]
+    checks += [("gpus_differ", case.get("gpus_differ"), "true or false", _is_choice)]
     checks += [(key, case.get(key), "a list of texts", _are_texts) for key in _LISTS]
     checks += [("installed", case.get("installed"), "package or image", _is_installed)]
     checks += [("stage", case.get("stage"), "a number from 0 to 1023", _is_stage)]
@@ -115,6 +117,10 @@ def _is_object(value: object) -> bool:
     return value is None or isinstance(value, dict)
 
 
+def _is_choice(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (is_number and -_MOST <= value <= _MOST)  # not for NaN either
@@ -144,6 +150,20 @@ def is_kv_type_unstated(case: Mapping[str, Any]) -> bool:
 def is_inferred(case: Mapping[str, Any], what: str) -> bool:
     """Whether the case says that this was read off the figures themselves."""
     return what in (case.get("inferred") or [])
+
+
+def has_unlike_gpus(case: Mapping[str, Any]) -> bool:
+    """Whether the case says that its GPUs differ: what is printed of one is not what the blocks come from."""
+    return case.get("gpus_differ") is True
+
+
+def lifted_check(case: Mapping[str, Any]) -> str | None:
+    """Return the variable of the environment, of those stated, that lifts a check which a plan makes."""
+    return next((name for name in case.get("environment") or {} if name in _LIFTING), None)
+
+
+_LIFTING = frozenset({"VLLM_ALLOW_LONG_MAX_MODEL_LEN"})
+"""No deployment can set them, so a plan's verdict stands for a start without them."""
 
 
 def stated_stage(case: Mapping[str, Any]) -> int | None:

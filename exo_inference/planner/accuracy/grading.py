@@ -16,9 +16,11 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.accuracy.cases import (
+    has_unlike_gpus,
     is_inferred,
     is_kv_type_unstated,
     is_of_other_maker,
+    lifted_check,
     model_name,
     printed_tokens,
     stated_gpu,
@@ -240,13 +242,20 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         count = int(case.get("gpu_count") or 1)
         result = plan(model, gpu, count, parameters, free_bytes=int(free * GIB))
     unstated = is_kv_type_unstated(case) and not grades.includes_unstated
+    lifted = lifted_check(case)
+    if lifted is not None:
+        grades.not_graded.append((name, "fit", f"it was started with {lifted}"))
+    if has_unlike_gpus(case):
+        reason = "its GPUs differ: the memory is one's, the blocks are the fewest of all"
+        grades.not_graded.append((name, "KV capacity in tokens", reason))
     _grade_start(
         name,
         result,
         observed,
         stage,
         grades,
-        is_kv_type_unstated=unstated,
+        grades_tokens=not (unstated or has_unlike_gpus(case)),
+        grades_fit=lifted is None,
         apart=_apart(rules, gpu),
     )
 
@@ -314,6 +323,8 @@ def _grade_printed_memory(
         reason = "the memory is one stage's, the blocks are the fewest of all stages"
         grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
         return
+    if has_unlike_gpus(case):
+        return
     is_mixed = len({layer.kv.kind for layer in model.layers if layer.kv is not None}) > 1
     if version is None and is_mixed:
         reason = "its engine version is not stated, and the printed count depends on it"
@@ -354,7 +365,8 @@ def _grade_start(
     stage: int | None,
     grades: Grades,
     *,
-    is_kv_type_unstated: bool,
+    grades_tokens: bool,
+    grades_fit: bool,
     apart: str,
 ) -> None:
     memory, tokens = observed.get("available_kv_gib"), printed_tokens(observed)
@@ -371,7 +383,7 @@ def _grade_start(
     # Blocks are the same for all stages of a run: they are graded where they are decided.
     blocks = [each.num_kv_blocks for each in result.stages]
     is_deciding = stage is None or blocks[stage] == min(blocks)
-    if tokens is not None and not is_kv_type_unstated and is_deciding:
+    if tokens is not None and grades_tokens and is_deciding:
         each = _tokens(name, f"KV capacity in tokens{apart}", result, float(tokens))
         grades.graded.append(replace(each, is_small=is_small))
     states = observed.get("state_blocks")
@@ -383,7 +395,7 @@ def _grade_start(
             Graded(name, "blocks for states", blocks_now, float(states), low, high)
         )
     outcome = str(observed.get("outcome") or "")
-    if outcome in ("fits", "refused", "oom", "failed_to_start"):
+    if grades_fit and outcome in ("fits", "refused", "oom", "failed_to_start"):
         verdict = result.verdict
         if verdict is Verdict.TIGHT:
             verdict = Verdict.FITS if result.fits_nominally else Verdict.REFUSED

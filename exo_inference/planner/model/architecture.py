@@ -407,7 +407,8 @@ def _rope_elements(fields: ConfigFields, family: Family) -> int:
     """Return the entries of the rotary tables: positions x rotary dimensions, cos and sin together.
 
     Checked on the weights vLLM prints: Llama-3.1-8B 14.9889 GiB is the checkpoint's 14.9575 and a
-    table of 131,072 x 128 in bf16; Mistral-7B-v0.3 13.5084 likewise.
+    table of 131,072 x 128 in bf16; Mistral-7B-v0.3 13.5084 likewise; gemma-3-27b-it 51.45 GiB is 51.1576 and tables
+    of 1,048,576 and 131,072 x 128.
     """
     if not family.rope_caches:
         return 0
@@ -423,4 +424,8 @@ def _rope_elements(fields: ConfigFields, family: Family) -> int:
         dim, partial = fields.integer("qk_rope_head_dim"), None
     if isinstance(partial, int | float) and 0 < partial <= 1:
         dim = int(dim * partial)
+    if family.plain_windows:
+        own = min(length, fields.integer("max_position_embeddings", length))
+        widest = fields.integer("global_head_dim", dim) if family.has_global_heads else dim
+        return length * widest + own * dim
     return length * dim * family.rope_caches * family.rope_stretch

@@ -99,6 +99,20 @@ def attention_weights(
         yield Weight(f"{path}.g_proj", "attention", heads.num_heads, hidden)
 
 
+def unstored_projections(
+    fields: ConfigFields, heads: Heads, kind: str, *, is_owner: bool
+) -> list[Weight]:
+    """Return the keys' and values' projections of a layer that its checkpoint does not have."""
+    shares_values = kind == "full" and fields.flag("attention_k_eq_v")
+    lacking = [("v", heads.value_dim)] if shares_values or not is_owner else []
+    lacking += [] if is_owner else [("k", heads.key_dim)]
+    hidden, kv = fields.integer("hidden_size"), heads.num_kv_heads
+    return [
+        Weight(f"self_attn.{name}_proj", "attention", kv * dim, hidden, shard=Shard.KV_HEADS, heads=kv)
+        for name, dim in lacking
+    ]  # fmt: skip
+
+
 def latent_weights(fields: ConfigFields, family: Family, *, has_index: bool) -> Iterator[Weight]:
     """Yield the projections of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1)."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")

@@ -26,6 +26,10 @@ class Family:
         default_head_dim: where the config has none and it is not hidden size / heads.
         rope_caches: rotary tables that vLLM keeps (one per kind of attention layer).
         rope_stretch: how many times the context those are long (multimodal rotary positions: four).
+        plain_windows: the second table is that of layers with a window, which `rope_scaling` does not stretch and
+            `global_head_dim` does not widen (vLLM's models/gemma3.py and gemma4.py, `get_rope`).
+        fills_qkv: vLLM has rows for keys and values in every layer, also where the checkpoint has none (gemma4.py,
+            `QKVParallelLinear`: layers that share a cache, and values that are keys).
         partial_rotary: the share of a head that is rotated where config.json does not say it (its class's default).
         positions: rows added to a learned position table; None: no such table.
         unused_positions: of that table, which no token of a prompt has (RoBERTa counts from its padding on).
@@ -73,6 +77,8 @@ class Family:
     default_head_dim: int | None = None
     rope_caches: int = 1
     rope_stretch: int = 1
+    plain_windows: bool = False
+    fills_qkv: bool = False
     partial_rotary: float | None = None
     positions: int | None = None
     unused_positions: int = 0
@@ -120,11 +126,12 @@ _LLAMA4 = Family(
 )  # fmt: skip
 _INTERNLM = Family(bias_fields=("qkv_bias", "bias"))
 _GEMMA3 = Family(
-    qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2, full_every=6
-)
+    qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2, full_every=6,
+    plain_windows=True,
+)  # fmt: skip
 _GEMMA3N = replace(_GEMMA3, full_every=0, per_layer_inputs=True, altup=True)
 _GEMMA4 = Family(
-    qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2,
+    qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2, plain_windows=True, fills_qkv=True,
     min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True,
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4
 _BERT = Family(

@@ -17,6 +17,7 @@ from exo_inference.planner.model.attention_layers import (
     latent_spec,
     latent_weights,
     read_heads,
+    unstored_projections,
     windowed,
 )
 from exo_inference.planner.model.compressed_layers import (
@@ -224,6 +225,7 @@ def _rounded_width(fields: ConfigFields) -> int:
 def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, count: int) -> Layer:
     hidden = fields.integer("hidden_size")
     weights: list[Weight] = []
+    unstored: list[Weight] = []
     kv: KvSpec | None
     if kind in ("linear", "ssd", "conv"):
         state_weights, kv = build_state_layer(fields, kind)
@@ -240,14 +242,17 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
         is_owner = owns_kv(fields, index, count)
         weights += attention_weights(fields, family, heads, kind, is_owner=is_owner)
         kv = kv_spec(fields, heads, kind) if is_owner else None
+        if family.fills_qkv:
+            unstored = unstored_projections(fields, heads, kind, is_owner=is_owner)
     is_moe = is_moe_layer(fields, family, index)
     weights += _feed_forward(fields, family, index, is_moe=is_moe)
     weights += _norms(fields, family, hidden)
     if family.gates_streams:
         weights += stream_gates(fields)
     return Layer(
-        tuple(weights), kv, is_windowed=kind in ("sliding", "chunked", "window"), uses_moe=is_moe
-    )
+        tuple(weights), kv, is_windowed=kind in ("sliding", "chunked", "window"), uses_moe=is_moe,
+        unstored=tuple(unstored),
+    )  # fmt: skip
 
 
 def _heads_of_layer(fields: ConfigFields, index: int) -> int | None:

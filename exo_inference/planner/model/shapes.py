@@ -129,6 +129,8 @@ class Layer:
     kv: KvSpec | None
     is_windowed: bool = False
     uses_moe: bool = False
+    unstored: tuple[Weight, ...] = ()
+    """Rows of fused projections that an engine has though no checkpoint fills them, in the format of the queries'."""
 
 
 @dataclass(frozen=True, slots=True)
