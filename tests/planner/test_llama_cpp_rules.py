@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from exo_inference.planner.llama_cpp.sizes import Sizes, measure
 from exo_inference.planner.llama_cpp.tensor_types import KNOWN, Mix
 from exo_inference.planner.llama_cpp.weights import file_bytes, mix_of, place
 from exo_inference.planner.model.checkpoint import with_gguf
+from exo_inference.planner.model.quantization import GGUF_BITS
 from exo_inference.planner.model.requantize import with_quantization
 
 SMALL = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), "Q4_K_M")
@@ -92,6 +94,16 @@ def test_a_batch_is_no_larger_than_the_context(flags: dict[str, object], batch: 
         ({"tensor-split": "nan,1"}, "--tensor-split is 'nan,1', expected the shares"),
         ({"tensor-split": "0,0"}, "--tensor-split"),
         ({"tensor-split": "-1,2"}, "--tensor-split"),
+        ({"tensor-split": "1e308,1e308"}, "--tensor-split"),
+        ({"tensor-split": "٣,1"}, "--tensor-split"),
+        ({"tensor-split": ",1"}, "--tensor-split"),
+        ({"tensor-split": ""}, "--tensor-split"),
+        ({"tensor-split": ",".join(["1"] * 16)}, "--tensor-split"),
+        ({"tensor-split": "1," * 10**6}, "--tensor-split"),
+        ({"fit-target": ",".join(["1"] * 16)}, "--fit-target"),
+        ({"fit-target": "٣"}, "--fit-target"),
+        ({"gpu-layers": "٣"}, "--gpu-layers"),
+        ({"gpu-layers": "AUTO"}, "--gpu-layers is 'AUTO'"),
         ({"split-mode": "none", "main-gpu": 2}, "--main-gpu is 2"),
         ({"fit-target": "much"}, "--fit-target is 'much', expected MiB"),
         ({"n-cpu-moe": -3}, "--n-cpu-moe is -3"),
@@ -168,6 +180,80 @@ def test_every_tensor_of_every_mix_has_a_type(name: str, role: str) -> None:
             mix.bits(role, layer, columns) for layer in (0, 15, 31) for columns in (4096, 160, 7)
         ]
         assert all(1.5 < each <= 32 for each in bits)
+
+
+@pytest.mark.parametrize(
+    ("model", "mix", "gigabytes"),
+    [
+        ("Qwen/Qwen3-4B", "Q5_K_M", 2.89),
+        ("Qwen/Qwen3-30B-A3B", "Q6_K", 25.10),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Q4_K_M", 42.52),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Q3_K_M", 34.27),
+        ("meta-llama/Llama-3.1-70B-Instruct", "IQ3_M", 31.94),
+        ("openai/gpt-oss-20b", "Q6_K", 12.04),
+        ("openai/gpt-oss-20b", "Q4_K_M", 11.6),
+        ("openai/gpt-oss-120b", "F16", 65.37),
+    ],
+)
+def test_files_are_as_large_as_public_ones(model: str, mix: str, gigabytes: float) -> None:
+    """Sizes are those that pages of bartowski's and unsloth's repositories list; they have metadata, too."""
+    tensors = file_bytes(with_quantization(find_model(model), mix))
+    total = sum(layer.total for layer in tensors.layers) + tensors.embedding
+    total += 0 if tensors.is_tied else tensors.output
+    assert total / 1e9 == pytest.approx(gigabytes, rel=0.003)
+
+
+@pytest.mark.parametrize("mix", [each for each in GGUF_BITS if each[-2:] not in ("_0", "_1")])
+def test_types_add_up_to_the_bits_that_llama_cpp_lists(mix: str) -> None:
+    """Those of Q4_0 to Q5_1 are of pure files; the list is of Llama-3.1-8B."""
+    model = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), mix)
+    tensors = file_bytes(model)
+    total = sum(layer.total for layer in tensors.layers) + tensors.embedding + tensors.output
+    assert 8 * total / model.num_parameters == pytest.approx(GGUF_BITS[mix], abs=6e-4)
+
+
+def test_layers_of_one_group_have_the_same_types() -> None:
+    for name in KNOWN:
+        mix, known = Mix(name, 40), {}
+        for layer in range(40):
+            bits = [mix.bits(role, layer, 4096) for role in ("v", "o", "down", "expert-down")]
+            assert known.setdefault(mix.group(layer), bits) == bits
+
+
+def test_the_context_is_what_config_json_names() -> None:
+    """Another engine multiplies Gemma 3's by the factor of its rotary positions, and takes Phi-3's of before they were stretched."""
+    assert asked(model=WINDOWS).trained == 131_072
+    assert asked(model=find_model("microsoft/Phi-4-mini-instruct")).trained == 131_072
+    assert asked(model=find_model("mistralai/Mistral-Large-Instruct-2407")).trained == 131_072
+
+
+def test_a_context_that_is_shortened_in_vain_is_said_so() -> None:
+    large = with_quantization(find_model("meta-llama/Llama-3.3-70B-Instruct"), "Q4_K_M")
+    vain = " ".join(planned(model=large).notes)
+    assert "to leave 1,024 MiB of each GPU free, of which it falls short" in vain
+    assert "falls short" not in " ".join(planned().notes)
+
+
+@pytest.mark.parametrize("layers", [None, ALL])
+def test_a_plan_is_a_matter_of_milliseconds(layers: int | None) -> None:
+    """Bounds calls rather than time: each of them is of some hundredths of a millisecond."""
+    large = with_quantization(find_model("meta-llama/Llama-3.1-405B-Instruct"), "Q4_K_M")
+    wide = replace(large, layers=large.layers * 30)
+    calls = []
+
+    def count(frame: object, event: str, argument: object) -> None:
+        calls.append(event == "call")
+
+    planned("gpua5000", 8, large, gpu_layers=layers, fit_targets=(1024 * MIB,) * 8)
+    planned("gpua5000", 8, wide, gpu_layers=layers, fit_targets=(1024 * MIB,) * 8)
+    for model in (large, wide):
+        calls.clear()
+        sys.setprofile(count)
+        try:
+            planned("gpua5000", 8, model, gpu_layers=layers, fit_targets=(1024 * MIB,) * 8)
+        finally:
+            sys.setprofile(None)
+        assert sum(calls) < 40_000
 
 
 def test_rows_that_are_no_whole_blocks_have_another_type() -> None:

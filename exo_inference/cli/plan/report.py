@@ -29,6 +29,7 @@ _COLOURS = {
     PlanVerdict.UNKNOWN: "bold",
 }
 _NUM_BATCHES = 6
+_STARTS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 
 
 def page_width() -> int:
@@ -127,7 +128,7 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         return
     where = "" if plan.gpu_type == "cpu" else " on each GPU"
     rows = [("per token", words.kib(plan.kv_bytes_per_token) + where)]
-    if plan.kv_capacity_tokens:
+    if plan.kv_capacity_tokens and (plan.largest_max_model_len or plan.verdict in _STARTS):
         at_once = words.concurrency(plan.max_concurrency)
         length, most = f"{plan.max_model_len:,}", f"{plan.max_num_seqs:,}"
         rows += [

@@ -77,7 +77,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
     parts = components(sizes.gpus[gpu], shared)
     length = min(context.per_sequence, asked.trained) if context.per_sequence else 0
     cache = sizes.gpus[gpu].cache
-    stage = StagePlan(layer_counts(started)[gpu], sizes.gpus[gpu].weights, cache, context.total)
+    stage = StagePlan(layer_counts(sizes)[gpu], sizes.gpus[gpu].weights, cache, context.total)
     empty = Plan(asked.model.name, asked.gpu.name, asked.gpus, written, verdict)
     return replace(
         empty,
@@ -171,7 +171,8 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
     whole = resolve(setting, asked.trained)
     if context.total < whole.total:
         free = ", ".join(dict.fromkeys(f"{each // MIB:,}" for each in setting.fit_targets))
-        yield f"--fit shortens the context from {whole.per_sequence:,} to {context.per_sequence:,} tokens, so that {free} MiB of each GPU stay free; --ctx-size sets it"
+        missed = "" if _leaves_free(asked, sizes) else ", of which it falls short"
+        yield f"--fit shortens the context from {whole.per_sequence:,} to {context.per_sequence:,} tokens, to leave {free} MiB of each GPU free{missed}; --ctx-size sets it"
     if context.sequences > 1 and context.streams == 1:
         yield f"{context.sequences} requests share the cache of {context.total:,} tokens; one alone may take all of it"
     if context.per_sequence > asked.trained:
@@ -182,10 +183,18 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
     if model.vision is not None:
         yield "an image encoder is a file of its own, which --mmproj loads; it is not counted"
     if asked.gpus > 1:
-        counts = ", ".join(str(each) for each in layer_counts(asked))
+        counts = ", ".join(str(each) for each in layer_counts(sizes))
         yield f"whole layers are split over the GPUs, {counts} of them, the output being one; GPU {gpu} has the least room, and the figures are its"
     yield _host_note(asked, sizes)
     yield "llama.cpp's speed is not estimated"
+
+
+def _leaves_free(asked: Asked, sizes: Sizes) -> bool:
+    """Whether about as much of each GPU stays free as `--fit` is to leave: it interpolates, and may be off by some of it."""
+    spare = (asked.room - need(asked, sizes, gpu) for gpu in range(asked.gpus))
+    return all(
+        left >= 0.75 * target for left, target in zip(spare, asked.setting.fit_targets, strict=True)
+    )
 
 
 def _host_note(asked: Asked, sizes: Sizes) -> str:

@@ -19,7 +19,6 @@ from exo_inference.planner.llama_cpp.constants import (
 )
 from exo_inference.planner.llama_cpp.setting import ALL, Context, LlamaSetting, resolve
 from exo_inference.planner.llama_cpp.sizes import DeviceSizes, Sizes, measure
-from exo_inference.planner.llama_cpp.weights import place
 from exo_inference.planner.memory import Component
 from exo_inference.planner.model.architecture import Architecture
 
@@ -43,8 +42,8 @@ class Asked:
 
     @property
     def trained(self) -> int:
-        """The context that the model was trained with."""
-        return self.model.max_model_len or 4096
+        """The context that the model was trained with, as its converter writes it into a file: what config.json names."""
+        return self.model.stated_model_len or self.model.max_model_len or 4096
 
     @property
     def room(self) -> int:
@@ -205,9 +204,7 @@ def spilled(asked: Asked, context: Context, targets: int) -> LlamaSetting | None
     return None
 
 
-def layer_counts(asked: Asked) -> tuple[int, ...]:
+def layer_counts(sizes: Sizes) -> tuple[int, ...]:
     """Return how many units each GPU has."""
-    setting = asked.setting
-    layers = ALL if setting.gpu_layers is None else setting.gpu_layers
-    units = place(asked.model, setting, asked.gpus, layers).units
-    return tuple(units.count(gpu) for gpu in range(asked.gpus))
+    units = sizes.placement.units
+    return tuple(units.count(gpu) for gpu in range(len(sizes.gpus)))
