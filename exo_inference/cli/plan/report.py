@@ -102,7 +102,9 @@ def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
 
 def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> Iterator[Text]:
     total = words.gib(memory.total_bytes)
-    if num_kinds > 1:
+    if memory.is_fullest:
+        title = f"Memory of the fullest GPU, {total}"
+    elif num_kinds > 1:
         title = f"Memory of {memory.num_gpus} of the GPUs, {total} each"
     elif memory.num_gpus > 1:
         title = f"Memory of each GPU, {total}, × {memory.num_gpus}"

@@ -77,7 +77,10 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
     parts = components(sizes.gpus[gpu], shared)
     length = min(context.per_sequence, asked.trained) if context.per_sequence else 0
     cache = sizes.gpus[gpu].cache
-    stage = StagePlan(layer_counts(sizes)[gpu], sizes.gpus[gpu].weights, cache, context.total)
+    stages = tuple(
+        StagePlan(sizes.placement.layers.count(index), each.weights, each.cache, context.total)
+        for index, each in enumerate(sizes.gpus)
+    )
     empty = Plan(asked.model.name, asked.gpu.name, asked.gpus, written, verdict)
     return replace(
         empty,
@@ -102,7 +105,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         max_num_seqs=context.sequences,
         max_num_batched_tokens=context.batch,
         fits_nominally=fits(started, sizes, surely=False),
-        stages=(stage,) * asked.gpus,
+        stages=stages,
         usd_per_hour=asked.gpu.price(asked.gpus),
         notes=tuple(_notes(started, context, sizes, gpu)),
     )
@@ -191,9 +194,8 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
 
 def _leaves_free(asked: Asked, sizes: Sizes) -> bool:
     """Whether about as much of each GPU stays free as `--fit` is to leave: it interpolates, and may be off by some of it."""
-    spare = (asked.room - need(asked, sizes, gpu) for gpu in range(asked.gpus))
     return all(
-        left >= 0.75 * target for left, target in zip(spare, asked.setting.fit_targets, strict=True)
+        asked.room - need(asked, sizes, gpu) >= 0.75 * target for gpu, target in asked.spared
     )
 
 

@@ -156,3 +156,15 @@ def test_the_name_of_a_file_behind_a_colon_is_refused_with_what_to_write(exo: Ex
     assert (
         "Write the type into the name: bartowski/Llama-3.3-70B-Instruct-Q4_K_M-GGUF." in result.err
     )
+
+
+def test_gpus_that_hold_less_are_not_shown_as_the_fullest(exo: Exo) -> None:
+    flags = (
+        "--model-name", "meta-llama/Llama-3.3-70B-Instruct-Q4_K_M-GGUF", "--gpu-type", "gpua5000", "--gpu-count", "4",
+        "--inference-engine", "llama-cpp", "--offline",
+    )  # fmt: skip
+    shares = ("--inference-engine-params", "--ctx-size 4096 --tensor-split 5,1,1,1")
+    text = exo("ai", "deployment", "plan", *flags, *shares).out
+    assert "Memory of the fullest GPU, 23.50 GiB; 2" in text
+    assert "Memory of each GPU" not in text
+    assert "overheads" not in text
