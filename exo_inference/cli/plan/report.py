@@ -128,7 +128,9 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         yield Text.assemble(("KV cache", "bold"), " none: texts are computed whole")
     if not plan.kv_bytes_per_token:
         return
-    where = "" if plan.gpu_type == "cpu" else " on each GPU"
+    is_fullest = any(memory.is_fullest for memory in gpu_memories(plan))
+    where = " on the fullest GPU" if is_fullest else " on each GPU"
+    where = "" if plan.gpu_type == "cpu" else where
     rows = [("per token", words.kib(plan.kv_bytes_per_token) + where)]
     if plan.kv_capacity_tokens and (plan.largest_max_model_len or plan.verdict in _STARTS):
         at_once = words.concurrency(plan.max_concurrency)

@@ -166,5 +166,6 @@ def test_gpus_that_hold_less_are_not_shown_as_the_fullest(exo: Exo) -> None:
     shares = ("--inference-engine-params", "--ctx-size 4096 --tensor-split 5,1,1,1")
     text = exo("ai", "deployment", "plan", *flags, *shares).out
     assert "Memory of the fullest GPU, 23.50 GiB; 2" in text
-    assert "Memory of each GPU" not in text
+    assert "KiB on the fullest GPU" in text
+    assert "each GPU, 23.50" not in text
     assert "overheads" not in text
