@@ -7,6 +7,7 @@ import importlib
 
 from exo_inference.engine_names import ENGINES, facts_of
 from exo_inference.engines.base import Engine, UnknownEngine
+from exo_inference.engines.flags.catalogue import is_listed
 from exo_inference.engines.versions import DEFAULT_VERSION, VERSIONS
 
 
@@ -36,6 +37,13 @@ def engines_on(device: str) -> tuple[str, ...]:
 def releases_of(engine: str) -> tuple[str, ...]:
     """Return the versions that a deployment of an engine may name."""
     return VERSIONS if facts_of(engine).takes_vllm_flags else (get_engine(engine).version,)
+
+
+def can_name(engine: str | None, version: str) -> bool:
+    """Whether a deployment may name that release of an engine; of one that is not here, those of vLLM."""
+    if engine not in ENGINES or facts_of(engine).takes_vllm_flags:
+        return is_listed(version)
+    return version in releases_of(engine)
 
 
 def flags_release(engine: str, version: str | None) -> str:

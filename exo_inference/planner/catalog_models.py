@@ -27,6 +27,7 @@ from exo_inference.planner.model.name_words import (
     read_words,
     strip_quantization,
     why_no_fine_tune,
+    why_no_name,
 )
 from exo_inference.planner.model.quantization import quantization_named
 from exo_inference.planner.model.requantize import (
@@ -38,10 +39,6 @@ from exo_inference.planner.model.requantize import (
 from exo_inference.planner.model.shapes import KvKind
 
 Entries = Mapping[str, Mapping[str, Any]]
-
-
-_MOST_LETTERS = 200
-"""Of a name; the Hub takes 96 for each of its two parts."""
 
 
 @cache
@@ -115,16 +112,9 @@ def find_model(name: str) -> Architecture:
     own = _own_models().get(name.strip())
     if own is not None:
         return read_architecture(own["config"], name=name.strip(), source=own["source"])
-    if len(name) > _MOST_LETTERS:
-        raise UsageError(
-            f"a model has no name of {len(name):,} letters, {_MOST_LETTERS} is the most: {name[:40]!r}…",
-            hint="Write the name as the Hub does, ORGANISATION/NAME.",
-        )
-    if not name.isprintable():
-        raise UsageError(
-            f"the model {name!r} is not in the bundled catalogue: a name has no control characters",
-            hint="Write the name as the Hub does, ORGANISATION/NAME.",
-        )
+    wrong = why_no_name(name)
+    if wrong is not None:
+        raise UsageError(wrong[0], hint=wrong[1])
     _check_can_size(name.strip())
     found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
     if found is not None:

@@ -56,6 +56,10 @@ _RULES = """## How it is graded
   Gemma's inputs for each layer, queries with a gate, and a layer's cache that a GPU fetches from main memory. Starts of the graded
   half showed what a GPU fetches of weights (`hermes3-8b-q4_0-rtx2060-15layers`), that biases of experts move with them, and the
   masks of old builds (`glm45-air-b6168-rtxpro6000-128k`): these figures are no test of the rules for them.
+- The grades of compute buffers are not blind: after the first comparison, rules of theirs were changed for misses of the calibration
+  half while the errors of the graded half were in view.
+- That the model of three starts (`smollm2-135m-b9665-2xa40` and the two of `logdetective-mistral-7b`) was inferred from their own
+  figures was marked after they were written down, and before they were graded.
 - What a file names no types for is not graded; nor is what a model was inferred from, or another maker's GPU.
 """
 

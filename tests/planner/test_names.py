@@ -184,7 +184,7 @@ def test_qwens_own_files_in_8_bit_are_in_blocks_as_all_that_are_bundled() -> Non
         ("unsloth/gpt-oss-120b-BF16", 217.6, None), ("me/Qwen3-8B-8bit", 8.79, "bitsandbytes"),
         ("me/Qwen3-8B-bnb-8bit", 8.79, "bitsandbytes"), ("me/Qwen3-8B-tuned-GPTQ-Int8", 8.94, "gptq"),
         ("me/Qwen3-8B-int8", 8.79, "int8"), ("me/Qwen3-8B-W8A16", 8.79, "int8-weight-only"),
-        ("me/Qwen3-8B-MXFP8", 8.99, "mxfp8"), ("Qwen/Qwen3-8B-Q8_0-GGUF", 8.11, "gguf"),
+        ("me/Qwen3-8B-MXFP8", 8.99, "mxfp8"), ("Qwen/Qwen3-8B-Q8_0-GGUF", 8.11, "gguf"), ("Qwen/Qwen3-8B-Q3_K_M-GGUF", 3.81, "gguf"),
         ("me/Qwen3-8B-BF16-GGUF", 15.26, "gguf"), ("me/Qwen3-8B-fp16.gguf", 15.26, "gguf"), ("me/Qwen3-8B-tuned-F16-GGUF", 15.26, "gguf"),
         ("me/Qwen3-8B-GPTQ-Int4", 5.68, "gptq"), ("me/DeepSeek-V3-BF16", 1249.9, None),
     ],
@@ -207,6 +207,21 @@ def test_a_quantization_whose_size_the_name_does_not_tell_is_refused(ending: str
     with pytest.raises(UsageError, match="says a quantization that is not sized offline") as error:
         find_model(f"me/Qwen3-8B-{ending}")
     assert "without --offline" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("me/Qwen3-8B-GGUF:Q4_K_M", "Write the type into the name: me/Qwen3-8B-Q4_K_M-GGUF."),
+        ("Qwen/Qwen3-8B:bf16", "Write the type into the name: Qwen/Qwen3-8B-BF16-GGUF."),
+        ("Qwen/Qwen3-8B:latest", "Write the name as the Hub does"),
+        ("Qwen/Qwen3-8B:", "Write the name as the Hub does"),
+    ],
+)
+def test_a_name_with_a_colon_is_refused_with_what_to_write(name: str, step: str) -> None:
+    with pytest.raises(UsageError, match="a name of the Hub has no ':'") as error:
+        find_model(name)
+    assert (error.value.hint or "").startswith(step)
 
 
 def test_files_for_apple_silicon_are_not_sized_by_another_method() -> None:

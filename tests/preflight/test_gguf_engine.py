@@ -118,6 +118,8 @@ def test_gpus_share_whole_layers() -> None:
     told = to_wire(judged("--ctx-size", "4096", model=LARGE, gpu="gpua5000", count=2))
     assert told.verdict == Verdict.FITS.value
     assert (told.pipeline_parallel_size, len(told.stages)) == (2, 2)
+    assert [each.num_layers for each in told.stages] == [41, 39]
+    assert told.stages[0].available_kv_bytes > told.stages[1].available_kv_bytes
     assert any(
         "whole layers are split over the GPUs, 41, 40 of them" in note for note in told.notes
     )

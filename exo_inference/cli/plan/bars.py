@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from exo_inference.cli.plan import words
+from exo_inference.engine_names import facts_of
 from exo_inference.wire import DeploymentPlan
 
 OVERFLOW = "┃"
@@ -53,11 +54,12 @@ class Part:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """The memory of one GPU, and how many GPUs of the replica are like it."""
+    """The memory of one GPU, and how many GPUs of the replica are like it; of others no more than that they are less full."""
 
     parts: tuple[Part, ...]
     total_bytes: int
     num_gpus: int
+    is_fullest: bool = False
 
     @property
     def used_bytes(self) -> int:
@@ -75,6 +77,11 @@ def gpu_memories(plan: DeploymentPlan) -> list[GpuMemory]:
         count = per_stage * max(1, len(plan.stages))
         return [GpuMemory(_limiting_parts(plan), plan.total_bytes_per_gpu, count)]
     limiting = (plan.weights_bytes_per_gpu, plan.available_kv_bytes_per_gpu)
+    if facts_of(
+        plan.engine
+    ).loads_gguf:  # no cache fills what is left, so that the rest is no overhead
+        parts = _limiting_parts(plan)
+        return [GpuMemory(parts, plan.total_bytes_per_gpu, kinds[limiting], is_fullest=True)]
     return [
         GpuMemory(
             _limiting_parts(plan) if kind == limiting else _stage_parts(plan, *kind),

@@ -28,7 +28,7 @@ from exo_inference.cli.plan.planners import (
 from exo_inference.cli.plan.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.engine_names import GPU_ENGINE, facts_of
-from exo_inference.engines.flags.catalogue import is_listed
+from exo_inference.engines.registry import can_name
 from exo_inference.errors import UsageError
 from exo_inference.planner import Step
 from exo_inference.wire import DeploymentPlan, ModelRef, PlanVerdict
@@ -175,7 +175,8 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
         "--inference-engine-version": wanted.engine_version,
     }
     is_known = options.model_path is None and options.gpu_file is None
-    can_create = is_known and (wanted.engine_version is None or is_listed(wanted.engine_version))
+    version = wanted.engine_version
+    can_create = is_known and (version is None or can_name(wanted.engine, version))
     if not is_known:
         chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
     return CommandLine(

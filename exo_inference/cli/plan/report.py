@@ -29,6 +29,7 @@ _COLOURS = {
     PlanVerdict.UNKNOWN: "bold",
 }
 _NUM_BATCHES = 6
+_STARTS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 
 
 def page_width() -> int:
@@ -101,7 +102,9 @@ def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
 
 def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> Iterator[Text]:
     total = words.gib(memory.total_bytes)
-    if num_kinds > 1:
+    if memory.is_fullest:
+        title = f"Memory of the fullest GPU, {total}"
+    elif num_kinds > 1:
         title = f"Memory of {memory.num_gpus} of the GPUs, {total} each"
     elif memory.num_gpus > 1:
         title = f"Memory of each GPU, {total}, × {memory.num_gpus}"
@@ -125,9 +128,11 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         yield Text.assemble(("KV cache", "bold"), " none: texts are computed whole")
     if not plan.kv_bytes_per_token:
         return
-    where = "" if plan.gpu_type == "cpu" else " on each GPU"
+    is_fullest = any(memory.is_fullest for memory in gpu_memories(plan))
+    where = " on the fullest GPU" if is_fullest else " on each GPU"
+    where = "" if plan.gpu_type == "cpu" else where
     rows = [("per token", words.kib(plan.kv_bytes_per_token) + where)]
-    if plan.kv_capacity_tokens:
+    if plan.kv_capacity_tokens and (plan.largest_max_model_len or plan.verdict in _STARTS):
         at_once = words.concurrency(plan.max_concurrency)
         length, most = f"{plan.max_model_len:,}", f"{plan.max_num_seqs:,}"
         rows += [

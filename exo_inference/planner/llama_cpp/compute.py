@@ -35,7 +35,7 @@ class Role:
     """What a device does.
 
     Attributes:
-        layers: those it computes.
+        layers: the different ones that it computes.
         has_output: it computes logits.
         is_pipelined: batches overlap on several GPUs.
         fetched: bytes of weights of a layer in main memory that it fetches to compute prompts.
@@ -55,8 +55,8 @@ def compute_bytes(model: Architecture, setting: LlamaSetting, context: Context, 
     masks = mask_cells(model, setting, context) * tokens
     inputs = 2 * masks if setting.flash_attention else 4 * masks
     peak = 0.0
-    for layer in {id(each): each for each in role.layers}.values():
-        attention, forward = _layer_moments(model, layer, setting, context, inputs)
+    for layer in role.layers:
+        attention, forward = _layer_moments(model, layer, setting, context, masks)
         peak = max(peak, attention + role.fetched_cache, forward + role.fetched)
     if role.is_pipelined and role.layers:
         peak += (_COPIES - 1) * inputs + _COPIES * _VALUE * tokens * model.hidden_size
@@ -81,16 +81,16 @@ def _per_layer_inputs(model: Architecture) -> int:
 
 
 def _layer_moments(
-    model: Architecture, layer: Layer, setting: LlamaSetting, context: Context, inputs: int
+    model: Architecture, layer: Layer, setting: LlamaSetting, context: Context, masks: int
 ) -> tuple[float, float]:
-    """Return the bytes of a layer's attention and of its feed-forward part."""
+    """Return the bytes of a layer's attention and of its feed-forward part, beside masks of so many elements."""
     tokens, unit = context.batch, _VALUE * context.batch
+    inputs = 2 * masks if setting.flash_attention else 4 * masks
     widths = _widths(model, layer)
     forward = inputs + unit * float(widths.feed_forward)
     spec = layer.kv
     if spec is not None and spec.kind is KvKind.STATE:
         return 0.0, forward
-    masks = mask_cells(model, setting, context) * tokens
     if not setting.flash_attention:
         scores = _VALUE * _cells(model, layer, setting, context) * tokens * model.num_heads
         return inputs + scores + unit * float(widths.scores), forward

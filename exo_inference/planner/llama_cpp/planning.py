@@ -77,7 +77,10 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
     parts = components(sizes.gpus[gpu], shared)
     length = min(context.per_sequence, asked.trained) if context.per_sequence else 0
     cache = sizes.gpus[gpu].cache
-    stage = StagePlan(layer_counts(started)[gpu], sizes.gpus[gpu].weights, cache, context.total)
+    stages = tuple(
+        StagePlan(sizes.placement.layers.count(index), each.weights, each.cache, context.total)
+        for index, each in enumerate(sizes.gpus)
+    )
     empty = Plan(asked.model.name, asked.gpu.name, asked.gpus, written, verdict)
     return replace(
         empty,
@@ -102,7 +105,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         max_num_seqs=context.sequences,
         max_num_batched_tokens=context.batch,
         fits_nominally=fits(started, sizes, surely=False),
-        stages=(stage,) * asked.gpus,
+        stages=stages,
         usd_per_hour=asked.gpu.price(asked.gpus),
         notes=tuple(_notes(started, context, sizes, gpu)),
     )
@@ -171,7 +174,8 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
     whole = resolve(setting, asked.trained)
     if context.total < whole.total:
         free = ", ".join(dict.fromkeys(f"{each // MIB:,}" for each in setting.fit_targets))
-        yield f"--fit shortens the context from {whole.per_sequence:,} to {context.per_sequence:,} tokens, so that {free} MiB of each GPU stay free; --ctx-size sets it"
+        missed = "" if _leaves_free(asked, sizes) else ", of which it falls short"
+        yield f"--fit shortens the context from {whole.per_sequence:,} to {context.per_sequence:,} tokens, to leave {free} MiB of each GPU free{missed}; --ctx-size sets it"
     if context.sequences > 1 and context.streams == 1:
         yield f"{context.sequences} requests share the cache of {context.total:,} tokens; one alone may take all of it"
     if context.per_sequence > asked.trained:
@@ -182,10 +186,17 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
     if model.vision is not None:
         yield "an image encoder is a file of its own, which --mmproj loads; it is not counted"
     if asked.gpus > 1:
-        counts = ", ".join(str(each) for each in layer_counts(asked))
+        counts = ", ".join(str(each) for each in layer_counts(sizes))
         yield f"whole layers are split over the GPUs, {counts} of them, the output being one; GPU {gpu} has the least room, and the figures are its"
     yield _host_note(asked, sizes)
     yield "llama.cpp's speed is not estimated"
+
+
+def _leaves_free(asked: Asked, sizes: Sizes) -> bool:
+    """Whether about as much of each GPU stays free as `--fit` is to leave: it interpolates, and may be off by some of it."""
+    return all(
+        asked.room - need(asked, sizes, gpu) >= 0.75 * target for gpu, target in asked.spared
+    )
 
 
 def _host_note(asked: Asked, sizes: Sizes) -> str:

@@ -19,7 +19,6 @@ from exo_inference.planner.llama_cpp.constants import (
 )
 from exo_inference.planner.llama_cpp.setting import ALL, Context, LlamaSetting, resolve
 from exo_inference.planner.llama_cpp.sizes import DeviceSizes, Sizes, measure
-from exo_inference.planner.llama_cpp.weights import place
 from exo_inference.planner.memory import Component
 from exo_inference.planner.model.architecture import Architecture
 
@@ -43,8 +42,15 @@ class Asked:
 
     @property
     def trained(self) -> int:
-        """The context that the model was trained with."""
-        return self.model.max_model_len or 4096
+        """The context that the model was trained with, as its converter writes it into a file: what config.json names."""
+        return self.model.stated_model_len or self.model.max_model_len or 4096
+
+    @property
+    def spared(self) -> tuple[tuple[int, int], ...]:
+        """The GPUs that llama-server sees, with what `--fit` is to leave free of each: with `--split-mode none` one alone."""
+        only = self.setting.only_gpu
+        seen = range(self.gpus) if only is None else (only,)
+        return tuple(zip(seen, self.setting.fit_targets, strict=False))
 
     @property
     def room(self) -> int:
@@ -116,11 +122,16 @@ def fits(asked: Asked, sizes: Sizes, *, surely: bool) -> bool:
 
 
 def has_room(asked: Asked, context: Context) -> bool:
-    """Whether a start has room even at the worst: with a context that `--fit` chooses, with the shortest it would take."""
-    if fits(asked, asked.sizes(context), surely=True):
+    """Whether a start has room even at the worst: with a context that `--fit` chooses, with the shortest it would take.
+
+    The one that it chooses has to fit at the middle all the same: it shortens by the sum of all GPUs, so that one of them
+    may have too much where `--tensor-split` gives it more than its share.
+    """
+    sizes = asked.sizes(context)
+    if fits(asked, sizes, surely=True):
         return True
     setting = asked.setting
-    if setting.context or not setting.fits:
+    if setting.context or not setting.fits or not fits(asked, sizes, surely=False):
         return False
     least = _shortest(asked, context)
     return least.total < context.total and fits(asked, asked.sizes(least), surely=True)
@@ -132,16 +143,16 @@ def _shortest(asked: Asked, context: Context) -> Context:
     return resolve(asked.setting, asked.trained, least)
 
 
-def longest(asked: Asked, *, surely: bool, most: int | None = None) -> int:
+def longest(asked: Asked, *, surely: bool) -> int:
     """Return the longest request for which a start has room, 0 for none."""
     streams = resolve(asked.setting, asked.trained).streams
-    top = max(1, -(-(most or asked.trained) // _STEP))
+    top = max(1, -(-asked.trained // _STEP))
 
     def holds(steps: int) -> bool:
         context = resolve(asked.setting, asked.trained, steps * _STEP * streams)
         return fits(asked, asked.sizes(context), surely=surely)
 
-    return min(_largest(holds, top) * _STEP, most or asked.trained)
+    return min(_largest(holds, top) * _STEP, asked.trained)
 
 
 def _largest(holds: Callable[[int], bool], top: int) -> int:
@@ -162,17 +173,17 @@ def fitted_context(asked: Asked) -> Context:
     if setting.context or not setting.fits:
         return whole
     at_most = asked.sizes(whole)
-    spare = [asked.room - need(asked, at_most, gpu) for gpu in range(asked.gpus)]
-    lacking = any(left < target for left, target in zip(spare, setting.fit_targets, strict=True))
-    if not lacking or sum(spare) >= sum(setting.fit_targets):
+    spare = [(asked.room - need(asked, at_most, gpu), target) for gpu, target in asked.spared]
+    lacking = sum(target - left for left, target in spare)
+    if all(left >= target for left, target in spare) or lacking <= 0:
         return whole
     least = _shortest(asked, whole)
     at_least = asked.sizes(least)
-    wanted = at_most.total + sum(spare) - sum(setting.fit_targets)
-    if asked.gpus > 1:  # only whole layers can be moved between GPUs
+    wanted = at_most.total - lacking
+    if len(spare) > 1:  # only whole layers can be moved between GPUs
         weights = sum(each.weights for each in at_most.gpus)
         layers = max(1, min(len(asked.model.layers), setting.gpu_layers or ALL))
-        wanted -= (asked.gpus + 1) * (weights // layers) // (2 if asked.model.moe is None else 6)
+        wanted -= (len(spare) + 1) * (weights // layers) // (2 if asked.model.moe is None else 6)
     gap = max(1, at_most.total - at_least.total)
     share = min(1.0, max(0.0, (wanted - at_least.total) / gap))
     step = _STEP * whole.streams
@@ -205,9 +216,7 @@ def spilled(asked: Asked, context: Context, targets: int) -> LlamaSetting | None
     return None
 
 
-def layer_counts(asked: Asked) -> tuple[int, ...]:
+def layer_counts(sizes: Sizes) -> tuple[int, ...]:
     """Return how many units each GPU has."""
-    setting = asked.setting
-    layers = ALL if setting.gpu_layers is None else setting.gpu_layers
-    units = place(asked.model, setting, asked.gpus, layers).units
-    return tuple(units.count(gpu) for gpu in range(asked.gpus))
+    units = sizes.placement.units
+    return tuple(units.count(gpu) for gpu in range(len(sizes.gpus)))

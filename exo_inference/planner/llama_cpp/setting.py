@@ -6,7 +6,6 @@ Source: common/arg.cpp, common/common.h, src/llama-context.cpp and tools/server/
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ MOST_SEQUENCES = 256
 _MOST_CELLS = 2**31 - 1
 _AUTO_SEQUENCES = 4
 _CELLS = 256
+_MOST_PARTS = 15
+_SHARE = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}")
+"""A share as people write one; llama-server ends at values beyond float32, of which sums are none."""
 BLOCKS: Mapping[str, tuple[int, int]] = {
     "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20),
     "iq4_nl": (32, 18), "q5_0": (32, 22), "q5_1": (32, 24),
@@ -192,12 +194,12 @@ def _cache_type(values: Mapping[str, Any], name: str) -> str:
 
 def _gpu_layers(values: Mapping[str, Any]) -> int | None:
     """Return how many layers are asked for; the platform itself says 999, unless a flag says otherwise."""
-    word = _word(values, "gpu-layers", "999")
+    word = str(values.get("gpu-layers", "999"))
     if word == "auto":
         return None
     if word == "all":
         return ALL
-    if not re.fullmatch(r"-?\d{1,9}", word):
+    if not re.fullmatch(r"-?[0-9]{1,9}", word):
         raise WrongFlag(f"--gpu-layers is {word!r:.40}, expected a number, auto or all")
     number = int(word)
     if number == -1:
@@ -205,17 +207,21 @@ def _gpu_layers(values: Mapping[str, Any]) -> int | None:
     return ALL if number < 0 else number
 
 
+def _parts(text: str) -> list[str]:
+    """Return the parts of a list of GPUs; nothing of one that is longer than llama-server takes (`llama_max_devices`)."""
+    parts = re.split(r"[,/]+", text[: _MOST_PARTS * 40])
+    parts = parts if parts[-1] else parts[:-1]
+    return parts if len(parts) <= _MOST_PARTS and len(text) <= _MOST_PARTS * 40 else []
+
+
 def _splits(values: Mapping[str, Any], gpu_count: int) -> tuple[float, ...]:
     text = values.get("tensor-split")
     if text is None:
         return ()
-    try:
-        shares = [float(each) for each in re.split(r"[,/]+", str(text)) if each]
-    except ValueError:
-        shares = []
+    parts = _parts(str(text))
+    are_shares = all(_SHARE.fullmatch(each) for each in parts)
+    shares = [float(each) for each in parts] if are_shares else []
     shares = (shares + [0.0] * gpu_count)[:gpu_count]
-    if not all(math.isfinite(each) and each >= 0 for each in shares):
-        shares = []
     if not sum(shares):
         raise WrongFlag(f"--tensor-split is {text!r:.40}, expected the shares of GPUs, such as 3,1")
     return tuple(shares)
@@ -230,8 +236,8 @@ def _only_gpu(values: Mapping[str, Any], gpu_count: int) -> int | None:
 def _targets(values: Mapping[str, Any], gpu_count: int) -> tuple[int, ...]:
     """Return what `--fit` leaves free of each GPU; one figure is that of all."""
     text = str(values.get("fit-target", "1024"))
-    parts = [each for each in re.split(r"[,/]+", text) if each]
-    if not parts or not all(re.fullmatch(r"\d{1,9}", each) for each in parts):
+    parts = _parts(text)
+    if not parts or not all(re.fullmatch(r"[0-9]{1,9}", each) for each in parts):
         raise WrongFlag(
             f"--fit-target is {text!r:.40}, expected MiB, or MiB of each GPU such as 1024,512"
         )

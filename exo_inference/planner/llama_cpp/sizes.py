@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from exo_inference.planner.llama_cpp.cache import layer_kept
 from exo_inference.planner.llama_cpp.compute import (
@@ -17,7 +18,6 @@ from exo_inference.planner.llama_cpp.compute import (
 )
 from exo_inference.planner.llama_cpp.setting import ALL, Context, LlamaSetting
 from exo_inference.planner.llama_cpp.weights import (
-    FileBytes,
     Placement,
     device_weights,
     fetched_bytes,
@@ -25,6 +25,7 @@ from exo_inference.planner.llama_cpp.weights import (
     place,
 )
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,27 @@ class Sizes:
         return sum(each.total for each in self.gpus)
 
 
-def measure(
-    model: Architecture,
-    setting: LlamaSetting,
-    context: Context,
-    gpus: int,
-    placement: Placement | None = None,
-) -> Sizes:
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """What no context changes: where layers and their weights are.
+
+    Attributes:
+        layers: of each GPU, the different ones with how often each occurs.
+        elsewhere: the same of main memory.
+        fetched: the most weights that a GPU fetches at once from main memory.
+        first: the first GPU that computes; None: none does.
+    """
+
+    placement: Placement
+    layers: tuple[tuple[tuple[Layer, int], ...], ...]
+    elsewhere: tuple[tuple[Layer, int], ...]
+    weights: tuple[int, ...]
+    host_weights: int
+    fetched: int
+    first: int | None
+
+
+def measure(model: Architecture, setting: LlamaSetting, context: Context, gpus: int) -> Sizes:
     """Return what a start takes.
 
     Args:
@@ -76,71 +91,113 @@ def measure(
         setting: what was asked.
         context: its contexts.
         gpus: how many there are.
-        placement: where layers are; by default as asked for.
     """
-    tensors = file_bytes(model)
-    if placement is None:
-        layers = ALL if setting.gpu_layers is None else setting.gpu_layers
-        placement = place(model, setting, gpus, layers)
-    weights, host_weights = device_weights(tensors, placement, gpus)
-    cells, states, host_cache = _caches(model, setting, context, placement, gpus)
-    buffers = _buffers(model, setting, context, placement, gpus, tensors)
-    maybe = [tensors.drafting if gpu == placement.output else 0 for gpu in range(gpus)]
+    layers = ALL if setting.gpu_layers is None else setting.gpu_layers
+    found = _arrange(model, setting.splits, setting.only_gpu, setting.cpu_moe, layers, gpus)
+    drafting = file_bytes(model).drafting
+    caches = [_cache(model, setting, context, each) for each in found.layers]
+    host_cache = sum(_cache(model, setting, context, found.elsewhere))
+    if not setting.offloads_cache:
+        host_cache += sum(map(sum, caches))
+        caches = [(0, 0)] * gpus
+    buffers = _buffers(model, setting, context, found)
     devices = tuple(
-        DeviceSizes(*each) for each in zip(weights, cells, states, buffers, maybe, strict=True)
+        DeviceSizes(
+            found.weights[gpu],
+            *caches[gpu],
+            buffers[gpu],
+            drafting if gpu == found.placement.output else 0,
+        )
+        for gpu in range(gpus)
     )
     graph = host_compute_bytes(model, setting, context) + output_bytes(model, context)
-    return Sizes(devices, DeviceSizes(host_weights, host_cache, 0, graph), placement)
+    host = DeviceSizes(found.host_weights, host_cache, 0, graph)
+    return Sizes(devices, host, found.placement)
 
 
-def _caches(
-    model: Architecture, setting: LlamaSetting, context: Context, placement: Placement, gpus: int
-) -> tuple[list[int], list[int], int]:
-    cells, states, host = [0] * gpus, [0] * gpus, 0
-    known: dict[int, tuple[int, int]] = {}
+@lru_cache(maxsize=128)  # a plan with its ways out has dozens, and tries many lengths with each
+def _arrange(
+    model: Architecture,
+    splits: tuple[float, ...],
+    only_gpu: int | None,
+    cpu_moe: int,
+    gpu_layers: int,
+    gpus: int,
+) -> _Arrangement:
+    setting = LlamaSetting(splits=splits, only_gpu=only_gpu, cpu_moe=cpu_moe)
+    placement = place(model, setting, gpus, gpu_layers)
+    tensors = file_bytes(model)
+    weights, host_weights = device_weights(tensors, placement, gpus)
+    known: dict[int, Layer] = {}
+    counts: dict[int | None, Counter[int]] = {}
     for layer, device in zip(model.layers, placement.layers, strict=True):
-        if id(layer) not in known:
-            kept = layer_kept(layer.kv, model.model_type, setting, context)
-            known[id(layer)] = kept.total - kept.state_bytes, kept.state_bytes
-        size, state = known[id(layer)]
-        if device is None or not setting.offloads_cache:
-            host += size + state
-        else:
-            cells[device] += size
-            states[device] += state
-    return cells, states, host
+        known[id(layer)] = layer
+        counts.setdefault(device, Counter())[id(layer)] += 1
+    grouped = {
+        device: tuple((known[key], count) for key, count in each.items())
+        for device, each in counts.items()
+    }
+    return _Arrangement(
+        placement,
+        tuple(grouped.get(gpu, ()) for gpu in range(gpus)),
+        grouped.get(None, ()),
+        tuple(weights),
+        host_weights,
+        fetched_bytes(tensors, placement),
+        min((each for each in placement.units if each is not None), default=None),
+    )
 
 
-def _buffers(
+def _cache(
     model: Architecture,
     setting: LlamaSetting,
     context: Context,
-    placement: Placement,
-    gpus: int,
-    tensors: FileBytes,
+    layers: tuple[tuple[Layer, int], ...],
+) -> tuple[int, int]:
+    """Return the bytes that these layers keep: of tokens, and states."""
+    cells = states = 0
+    for layer, count in layers:
+        kept = layer_kept(layer.kv, model.model_type, setting, context)
+        cells += count * (kept.total - kept.state_bytes)
+        states += count * kept.state_bytes
+    return cells, states
+
+
+def _buffers(
+    model: Architecture, setting: LlamaSetting, context: Context, found: _Arrangement
 ) -> list[int]:
-    pipelined = (
-        gpus > 1 and placement.is_whole and setting.offloads_cache and setting.only_gpu is None
+    """Return the compute buffers of the GPUs; the first one that computes fetches what is in main memory."""
+    placement = found.placement
+    is_pipelined = (
+        len(found.layers) > 1
+        and placement.is_whole
+        and setting.offloads_cache
+        and setting.only_gpu is None
     )
-    fetched, cache = 0, 0
-    if setting.offloads_ops:
-        fetched = fetched_bytes(tensors, placement)
-        elsewhere = {
-            id(layer): layer.kv
-            for layer, device in zip(model.layers, placement.layers, strict=True)
-            if device is None
-        }
-        kept = (layer_kept(spec, model.model_type, setting, context) for spec in elsewhere.values())
-        cache = max((each.total - each.state_bytes for each in kept), default=0)
-    used: Sequence[int] = sorted({each for each in placement.units if each is not None})
-    found = [0] * gpus
-    for gpu in used:
-        layers = tuple(
-            layer
-            for layer, device in zip(model.layers, placement.layers, strict=True)
-            if device == gpu
-        )
-        beside = (fetched, cache) if gpu == used[0] else (0, 0)
-        role = Role(layers, placement.output == gpu, pipelined, *beside)
-        found[gpu] = compute_bytes(model, setting, context, role)
-    return found
+    known: dict[tuple[object, ...], int] = {}  # GPUs in the middle of a row do the same
+    sizes = []
+    for gpu, layers in enumerate(found.layers):
+        has_output = gpu == placement.output
+        if not layers and not has_output:
+            sizes.append(0)
+            continue
+        fetches = setting.offloads_ops and gpu == found.first
+        key = (frozenset(id(layer) for layer, _ in layers), has_output, fetches)
+        if key not in known:
+            fetched = found.fetched if fetches else 0
+            cache = _fetched_cache(model, setting, context, found) if fetches else 0
+            kinds = tuple(layer for layer, _ in layers)
+            role = Role(kinds, has_output, is_pipelined, fetched, cache)
+            known[key] = compute_bytes(model, setting, context, role)
+        sizes.append(known[key])
+    return sizes
+
+
+def _fetched_cache(
+    model: Architecture, setting: LlamaSetting, context: Context, found: _Arrangement
+) -> int:
+    """Return the largest cache of a layer in main memory."""
+    kept = (
+        layer_kept(layer.kv, model.model_type, setting, context) for layer, _ in found.elsewhere
+    )
+    return max((each.total - each.state_bytes for each in kept), default=0)

@@ -1,8 +1,9 @@
 """In which type a GGUF file has each tensor, by the quantization that its name says. Pure data and its rules.
 
 Source: `llama_tensor_get_type_impl`, `tensor_allows_quantization` and `tensor_type_fallback` of llama.cpp's
-src/llama-quant.cpp (0c1e5709), without an importance matrix; block sizes as in ggml-common.h. Mixes of other
-makers, such as UD-Q4_K_XL, have rules of their own, which are in no source.
+src/llama-quant.cpp (0c1e5709), without an importance matrix, but for types of which public files have one (IQ2 and
+IQ3_XXS); block sizes as in ggml-common.h. Mixes of other makers, such as UD-Q4_K_XL, have rules of their own, which are
+in no source.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Mix:
         num_experts: 0 for a dense model.
         is_tied: the embedding is the output too.
         is_70b: one of the dense models of 80 layers whose values have more bits.
+        experts: the type that experts keep whatever the name says; empty: none.
     """
 
     name: str
@@ -57,6 +59,12 @@ class Mix:
     num_experts: int = 0
     is_tied: bool = False
     is_70b: bool = False
+    experts: str = ""
+
+    def group(self, layer: int) -> tuple[bool, ...]:
+        """Return what the types of a layer hang on beside its tensors: those of one group have the same."""
+        eighth, sixteenth = self.num_layers // 8, self.num_layers // 16
+        return self._has_more_bits(layer), *(layer < end for end in (2, 4, sixteenth, eighth))
 
     def bits(self, role: str, layer: int, columns: int) -> float:
         """Return the bits per weight of a tensor.
@@ -66,6 +74,8 @@ class Mix:
             layer: the index of its layer.
             columns: its rows are so long.
         """
+        if self.experts and role.startswith("expert"):
+            return BITS[self.experts]
         kind = self._type(role, layer)
         if columns % (32 if kind in _OF_32 else 256) and kind not in _PLAIN:
             kind = _FALLBACK.get(kind, "F16")
@@ -139,8 +149,6 @@ class Mix:
         if self.name in _SMALL:
             small = "IQ3_S" if self.name == "IQ2_M" else "Q2_K"
             return small if is_first else default
-        if self.name == "IQ3_XXS":
-            return "Q4_K" if is_first else "Q3_K"
         if self.name == "IQ3_M":
             is_more = is_first or (self.num_experts == 8 and self._has_more_bits(layer))
             return "Q4_K" if is_more else default

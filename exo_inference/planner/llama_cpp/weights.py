@@ -26,6 +26,9 @@ _ROLES = {
     "down_proj": "down",
 }  # fmt: skip
 _OF_70B = frozenset({"llama", "qwen2"})
+_MXFP4_EXPERTS = frozenset({"gpt_oss"})
+"""Families whose experts are published in MXFP4, which files of every name keep: the quantizer refuses to change it
+(`--allow-requantize`), and public files from Q2_K to Q8_0 differ by 5 % alone."""
 _GGUF, _NAME = "gguf", "gguf-"
 _MXFP4 = "mxfp4"
 
@@ -74,7 +77,7 @@ def mix_of(model: Architecture) -> Mix | None:
     is_70b = model.model_type in _OF_70B and len(model.layers) == 80
     return Mix(
         name, len(model.layers), model.num_heads // max(1, min(heads, default=1)), experts,
-        is_tied=_is_tied(model), is_70b=is_70b,
+        is_tied=_is_tied(model), is_70b=is_70b, experts="MXFP4" if model.model_type in _MXFP4_EXPERTS else "",
     )  # fmt: skip
 
 
@@ -98,7 +101,12 @@ def file_bytes(model: Architecture) -> FileBytes:
     """Return the tensors of the model's file; the model's quantization is one that `mix_of` knows."""
     mix = mix_of(model)
     assert mix is not None, "callers ask mix_of first"
-    sizes = tuple(_layer_bytes(layer, mix, index) for index, layer in enumerate(model.layers))
+    groups: dict[tuple[object, ...], tuple[float, float, float]] = {}  # models may have thousands
+    for index, layer in enumerate(model.layers):
+        key = (id(layer), *mix.group(index))
+        if key not in groups:
+            groups[key] = _layer_bytes(layer, mix, index)
+    sizes = tuple(groups[id(each), *mix.group(index)] for index, each in enumerate(model.layers))
     outer = {weight.part: weight for weight in model.outer_weights}
     table, head = outer.get("embedding"), outer.get("lm_head")
     embedding = _tensor_bytes(table, "embedding", mix, 0) if table is not None else 0.0

@@ -21,6 +21,7 @@ from exo_inference.planner.model.config_fields import (
     check_positive,
     derived_max_model_len,
     longest_model_len,
+    stated_model_len,
 )
 from exo_inference.planner.model.experts import read_moe
 from exo_inference.planner.model.families import FAMILIES, UNCHECKED, Family
@@ -72,6 +73,8 @@ class Architecture:
     max_model_len: int | None = None
     longest_model_len: int | None = None
     """What a flag may ask for; None: `max_model_len`."""
+    stated_model_len: int | None = None
+    """What config.json names, which engines of GGUF files take; None: nothing."""
     dtype: str = "bfloat16"
     layers: tuple[Layer, ...] = ()
     outer_weights: tuple[Weight, ...] = ()
@@ -212,6 +215,7 @@ def _read(
         intermediate_size=_widest(layers),
         max_model_len=_usable(derived_max_model_len(fields), family),
         longest_model_len=_usable(longest_model_len(fields), family),
+        stated_model_len=stated_model_len(fields),
         dtype=dtype,
         layers=tuple(layers),
         outer_weights=tuple(_formatted("", weight, chooser) for weight in outer),

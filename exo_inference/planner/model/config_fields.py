@@ -234,6 +234,13 @@ def longest_model_len(fields: ConfigFields) -> int | None:
     return max(derived, stated) if stated <= _MAX_LENGTH else derived
 
 
+def stated_model_len(fields: ConfigFields) -> int | None:
+    """Return the context length that the config names, whatever its rotary positions are stretched by; None for none."""
+    stated = fields.get("max_position_embeddings")
+    length = 0 if stated is None else whole_number("max_position_embeddings", stated)
+    return length if 1 <= length <= _MAX_LENGTH else None
+
+
 _LONGROPE = ("longrope", "su")
 
 

@@ -54,6 +54,30 @@ _UNSIZED = re.compile(
 _USUALLY_4_BIT = ("awq", "gptq")
 
 
+_MOST_LETTERS = 200
+"""Of a name; the Hub takes 96 for each of its two parts."""
+
+
+def why_no_name(name: str) -> tuple[str, str] | None:
+    """Return why no model has this name, and what to do; None where one may."""
+    step = "Write the name as the Hub does, ORGANISATION/NAME."
+    if len(name) > _MOST_LETTERS:
+        most = f"{_MOST_LETTERS} is the most: {name[:40]!r}…"
+        return f"a model has no name of {len(name):,} letters, {most}", step
+    if not name.isprintable():
+        return (
+            f"the model {name!r} is not in the bundled catalogue: a name has no control characters",
+            step,
+        )
+    repository, colon, mix = name.partition(":")
+    if not colon or mix.startswith("//"):
+        return None
+    if mix.lower() in _MIXES:
+        bare = re.sub(r"[-_.]gguf$", "", repository, flags=re.IGNORECASE)
+        step = f"Write the type into the name: {bare}-{mix.upper()}-GGUF."
+    return f"the model {name!r} is not in the bundled catalogue: a name of the Hub has no ':'", step
+
+
 @dataclass(frozen=True, slots=True)
 class NameWords:
     """A short name in small letters, taken apart.

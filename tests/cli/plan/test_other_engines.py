@@ -117,3 +117,55 @@ def test_what_does_not_fit_llama_cpp_has_ways_out(exo: Exo) -> None:
     assert 'llama-server ends with CUDA\'s "out of memory"' in words
     assert "--ctx-size 4" in words
     assert "asked of it" in words
+
+
+def test_a_plan_that_never_fits_tells_no_length(exo: Exo) -> None:
+    result = exo(
+        "ai", "deployment", "plan", "--model-name", "meta-llama/Llama-3.3-70B-Instruct-Q4_K_M-GGUF",
+        "--gpu-type", "gpu3080ti", "--inference-engine", "llama-cpp", "--offline",
+    )  # fmt: skip
+    assert result.out.startswith("Does not fit: ")
+    assert "per token" in result.out
+    assert "longest context" not in result.out
+    assert "requests at once" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "verb"),
+    [("llama-cpp", "b11243", "create"), ("vllm", "0.28.0", "create"), ("vllm", "0.99.0", "plan")],
+)
+def test_lines_to_paste_create_what_a_deployment_may_name(
+    exo: Exo, engine: str, version: str, verb: str
+) -> None:
+    flags = {"llama-cpp": "--ctx-size 400000", "vllm": "--max-model-len=40960"}[engine]
+    result = exo(
+        "ai", "deployment", "plan", "--model-name", "Qwen/Qwen3-14B", "--gpu-type", "gpu3080ti", "--offline",
+        "--inference-engine", engine, "--inference-engine-version", version, "--inference-engine-params", flags,
+    )  # fmt: skip
+    lines = [line.split()[3] for line in result.out.splitlines() if "exo ai deployment" in line]
+    assert set(lines) == {verb}
+
+
+def test_the_name_of_a_file_behind_a_colon_is_refused_with_what_to_write(exo: Exo) -> None:
+    result = exo(
+        "ai", "deployment", "plan", "--model-name", "bartowski/Llama-3.3-70B-Instruct-GGUF:q4_k_m",
+        "--gpu-type", "gpua5000", "--inference-engine", "llama-cpp", "--offline",
+    )  # fmt: skip
+    assert (result.code, result.out) == (2, "")
+    assert "a name of the Hub has no ':'" in result.err
+    assert (
+        "Write the type into the name: bartowski/Llama-3.3-70B-Instruct-Q4_K_M-GGUF." in result.err
+    )
+
+
+def test_gpus_that_hold_less_are_not_shown_as_the_fullest(exo: Exo) -> None:
+    flags = (
+        "--model-name", "meta-llama/Llama-3.3-70B-Instruct-Q4_K_M-GGUF", "--gpu-type", "gpua5000", "--gpu-count", "4",
+        "--inference-engine", "llama-cpp", "--offline",
+    )  # fmt: skip
+    shares = ("--inference-engine-params", "--ctx-size 4096 --tensor-split 5,1,1,1")
+    text = exo("ai", "deployment", "plan", *flags, *shares).out
+    assert "Memory of the fullest GPU, 23.50 GiB; 2" in text
+    assert "KiB on the fullest GPU" in text
+    assert "each GPU, 23.50" not in text
+    assert "overheads" not in text
