@@ -203,7 +203,7 @@ def stream(client: openai.OpenAI, prompt: str, max_tokens: int) -> tuple[float, 
     return moments[0] - start, [b - a for a, b in pairwise(moments)]
 
 
-MAX_ANSWERS = 40
+MAX_ANSWERS = 20
 
 
 @pytest.mark.timeout(300)
@@ -211,9 +211,10 @@ def test_a_client_measures_the_planned_speed(real_time: Stack) -> None:
     """At real durations: a prompt of 4,000 tokens and a short answer, the least disturbed of some.
 
     Other work on the machine only ever makes an answer later, so the first one that nothing disturbed is what
-    the engine does; one that comes sooner than planned is as wrong.
+    the engine does; one that comes sooner than planned is as wrong. Weights that are read from the host's memory make
+    tokens of 160 ms, beside which what a busy machine takes for each is little.
     """
-    flags = "--max-model-len=60000 --enforce-eager"  # the shortest start
+    flags = "--max-model-len=60000 --cpu-offload-gb=4 --enforce-eager"  # the shortest start
     wanted = planned(1, flags)
     assert wanted.speed is not None
     ttfts, itls = [], []
@@ -225,7 +226,7 @@ def test_a_client_measures_the_planned_speed(real_time: Stack) -> None:
         planned_ttft = seconds_of_prompt(wanted, used.prompt_tokens)
         planned_itl = wanted.speed.batches[0].inter_token_seconds
         for prompt in prompts[1:]:
-            ttft, gaps = stream(client, prompt, 24)
+            ttft, gaps = stream(client, prompt, 8)
             ttfts.append(ttft)
             itls.append(median(gaps))
             if min(ttfts) <= planned_ttft * 1.2 and min(itls) <= planned_itl * 1.2:
