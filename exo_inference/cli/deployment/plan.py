@@ -67,7 +67,6 @@ _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples.
     "--replicas",
     metavar="<number>",
     type=click.IntRange(1, 10_000),
-    default=1,
     help="Engines that share the requests, for the price (default 1).",
 )
 @click.option(
@@ -124,7 +123,7 @@ def plan(
     name: str,
     gpu_type: str | None,
     gpu_count: int | None,
-    replicas: int,
+    replicas: int | None,
     model_name: str | None,
     model_id: str | None,
     model_path: Path | None,
@@ -146,12 +145,14 @@ def plan(
     """
     from exo_inference.resources.wanted import WantedDeployment
 
+    if demand is not None:
+        _check_demand(gpu_type, compare, replicas)
     wanted = WantedDeployment(
         name=name,
         model=asked_model(model_id, model_name),
         gpu_type=(gpu_type or None) if demand is None else None,
         gpu_count=gpu_count,
-        replicas=replicas,
+        replicas=replicas or 1,
         engine=engine,
         engine_version=engine_version or None,
         engine_parameters=tuple(split_parameters(parameters)),
@@ -170,6 +171,19 @@ def plan(
     from exo_inference.cli.plan.command import run
 
     return run(session, options)
+
+
+def _check_demand(gpu_type: str | None, compare: str | None, replicas: int | None) -> None:
+    if replicas is not None:
+        raise UsageError(
+            "--for finds how many replicas hold the demand, so that --replicas says nothing",
+            hint="Leave out one of them.",
+        )
+    if gpu_type and compare is not None:
+        raise UsageError(
+            "--for takes its GPUs from --gpu-type or from --compare, not from both",
+            hint=f"For example --compare={gpu_type},gpua30.",
+        )
 
 
 def _check(options: PlanOptions) -> None:
