@@ -182,7 +182,7 @@ def _check_demand(gpu_type: str | None, compare: str | None, replicas: int | Non
     if gpu_type and compare is not None:
         raise UsageError(
             "--for takes its GPUs from --gpu-type or from --compare, not from both",
-            hint=f"For example --compare={gpu_type},gpua30.",
+            hint="For example --compare=H100,L4.",
         )
 
 
