@@ -42,7 +42,6 @@ from exo_inference.planner.model.checkpoint import (
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.speed.clock import clock_of
 from exo_inference.planner.speed.figures import Speed
 from exo_inference.planner.verdict import Plan, Verdict
 
@@ -61,7 +60,6 @@ __all__ = [
     "TensorSize",
     "Verdict",
     "advise",
-    "clock_of",
     "cpu_as_gpu",
     "explain",
     "families",

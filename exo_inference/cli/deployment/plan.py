@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import asked_model
@@ -67,6 +68,7 @@ _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples.
     "--replicas",
     metavar="<number>",
     type=click.IntRange(1, 10_000),
+    default=1,
     help="Engines that share the requests, for the price (default 1).",
 )
 @click.option(
@@ -123,7 +125,7 @@ def plan(
     name: str,
     gpu_type: str | None,
     gpu_count: int | None,
-    replicas: int | None,
+    replicas: int,
     model_name: str | None,
     model_id: str | None,
     model_path: Path | None,
@@ -146,13 +148,13 @@ def plan(
     from exo_inference.resources.wanted import WantedDeployment
 
     if demand is not None:
-        _check_demand(gpu_type, compare, replicas)
+        _check_demand(gpu_type, compare)
     wanted = WantedDeployment(
         name=name,
         model=asked_model(model_id, model_name),
         gpu_type=(gpu_type or None) if demand is None else None,
         gpu_count=gpu_count,
-        replicas=replicas or 1,
+        replicas=replicas,
         engine=engine,
         engine_version=engine_version or None,
         engine_parameters=tuple(split_parameters(parameters)),
@@ -173,8 +175,9 @@ def plan(
     return run(session, options)
 
 
-def _check_demand(gpu_type: str | None, compare: str | None, replicas: int | None) -> None:
-    if replicas is not None:
+def _check_demand(gpu_type: str | None, compare: str | None) -> None:
+    source = click.get_current_context().get_parameter_source("replicas")
+    if source is not ParameterSource.DEFAULT:
         raise UsageError(
             "--for finds how many replicas hold the demand, so that --replicas says nothing",
             hint="Leave out one of them.",

@@ -164,7 +164,8 @@ def answer(plan: DeploymentPlan, demand: Demand, times: Times) -> Answer | None:
     largest = _last(1, most, lambda batch: load(batch).slowed <= demand.itl)
     tried = [load(batch) for batch in range(1, min(largest, _EACH) + 1)]
     best = max([*tried, load(largest)], key=lambda each: each.rate)
-    share = demand.requests / math.ceil(demand.requests / (best.rate * ranks)) / ranks
+    replicas = math.ceil(demand.requests / (best.rate * ranks))
+    share = min(best.rate, demand.requests / replicas / ranks)
     usual = next((each for each in tried if each.rate >= share), None)
     if usual is None:
         usual = load(1 + _last(len(tried), largest - 1, lambda batch: load(batch).rate < share))

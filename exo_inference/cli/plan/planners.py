@@ -24,13 +24,13 @@ from exo_inference.planner import (
     Architecture,
     Gpu,
     Step,
-    clock_of,
     explain,
     find_draft,
     find_gpu,
     find_model,
     load_user_gpus,
 )
+from exo_inference.planner.speed.clock import clock_of
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
 from exo_inference.processor_speed import (
     BUSY_SHARE,

@@ -80,6 +80,7 @@ def test_replicas_hold_the_requests_within_the_limits() -> None:
     found = held(planned("H100", 1, "--max-model-len=2048"), demand)
     assert found.replicas * found.requests >= demand.requests
     assert (found.replicas - 1) * found.requests < demand.requests
+    assert found.itl is not None
     assert found.itl <= demand.itl
     assert found.ttft <= demand.ttft
     assert found.usd_per_hour == pytest.approx(found.replicas * find_gpu("H100").usd_per_hour[1])
