@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import asked_model
@@ -146,6 +147,8 @@ def plan(
     """
     from exo_inference.resources.wanted import WantedDeployment
 
+    if demand is not None:
+        _check_demand(gpu_type, compare)
     wanted = WantedDeployment(
         name=name,
         model=asked_model(model_id, model_name),
@@ -170,6 +173,20 @@ def plan(
     from exo_inference.cli.plan.command import run
 
     return run(session, options)
+
+
+def _check_demand(gpu_type: str | None, compare: str | None) -> None:
+    source = click.get_current_context().get_parameter_source("replicas")
+    if source is not ParameterSource.DEFAULT:
+        raise UsageError(
+            "--for finds how many replicas hold the demand, so that --replicas says nothing",
+            hint="Leave out one of them.",
+        )
+    if gpu_type and compare is not None:
+        raise UsageError(
+            "--for takes its GPUs from --gpu-type or from --compare, not from both",
+            hint="For example --compare=H100,L4.",
+        )
 
 
 def _check(options: PlanOptions) -> None:

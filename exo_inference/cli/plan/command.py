@@ -21,11 +21,13 @@ from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import (
     LocalPlanner,
     Planner,
+    RemotePlanner,
     find_planner,
     measure_processor,
     read_gpu_file,
 )
 from exo_inference.cli.plan.report import page_width, print_page, report
+from exo_inference.cli.plan.times import LEAST_LENGTH
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines.registry import can_name
@@ -92,11 +94,14 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
             f"{facts.title}'s speed is not estimated, so that nobody can say what holds that many requests",
             hint="Leave --for out to see whether it fits; with vllm, --for answers.",
         )
-    plans = _plans_of_length(session, options, demand.length)
-    if demand.length > demand.num_tokens and is_too_long(plans):
+    planner = _planner_of_length(session, options, demand.length, LEAST_LENGTH)
+    extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
+    plans = compare(planner, options, extra, every_count=True)
+    if is_too_long(plans):
         again = replace(options, measure=False)
-        plans = _plans_of_length(session, again, demand.num_tokens)
-    found = answers(plans, demand)
+        planner = _planner_of_length(session, again, demand.num_tokens)
+        plans = compare(planner, options, extra, every_count=True)
+    found = answers(plans, demand, planner.times)
     if output.is_structured:
         output.print_value([demand_json(each) for each in found])
     else:
@@ -104,24 +109,37 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
     return 0 if found else _refuse(output, plans)
 
 
-def _plans_of_length(session: Session, options: PlanOptions, length: int) -> list[DeploymentPlan]:
-    """Plan requests of that length, unless the flags say another.
+def _planner_of_length(
+    session: Session, options: PlanOptions, length: int, least: int = 0
+) -> Planner:
+    """Return who plans requests of that length, unless the flags say another.
+
+    Args:
+        session: the command's.
+        options: what was asked.
+        length: tokens of a request.
+        least: of a control plane, whose table of speeds is all that is known of its plans.
 
     Raises:
         UsageError: the model generates nothing.
     """
-    flags = options.wanted.engine_parameters or ()
-    if not any(flag.startswith("--max-model-len") for flag in flags):
-        flags = (*flags, f"--max-model-len={length}")
-    options = replace(options, wanted=replace(options.wanted, engine_parameters=flags))
-    planner = _measured_planner(session, options)
+    planner = _measured_planner(session, _with_length(options, length))
+    if isinstance(planner, RemotePlanner):
+        wanted = _with_length(options, max(length, least)).wanted
+        return RemotePlanner(session, wanted)
     if isinstance(planner, LocalPlanner) and planner.model.is_embedding:
         raise UsageError(
             f"--for asks what generates texts; {planner.model.name} embeds or scores them",
             hint="Leave --for out to see whether it fits, and how long a text takes.",
         )
-    extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
-    return list(compare(planner, options, extra))
+    return planner
+
+
+def _with_length(options: PlanOptions, length: int) -> PlanOptions:
+    flags = options.wanted.engine_parameters or ()
+    if not any(flag.startswith("--max-model-len") for flag in flags):
+        flags = (*flags, f"--max-model-len={length}")
+    return replace(options, wanted=replace(options.wanted, engine_parameters=flags))
 
 
 def print_plan(

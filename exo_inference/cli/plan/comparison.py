@@ -34,9 +34,15 @@ _SPEED_NOTES = (
 
 
 def compare(
-    planner: Planner, options: PlanOptions, extra: Mapping[str, Gpu]
+    planner: Planner, options: PlanOptions, extra: Mapping[str, Gpu], *, every_count: bool = False
 ) -> list[DeploymentPlan]:
     """Plan on every GPU asked for, each in the counts that make sense, and sort the plans.
+
+    Args:
+        planner: who plans.
+        options: what was asked.
+        extra: the user's own GPUs.
+        every_count: all counts that run make sense, as only more GPUs may be fast enough.
 
     Raises:
         UsageError: a GPU is not known.
@@ -45,7 +51,8 @@ def compare(
     for name, most in _gpus(options, extra):
         counts = [c for c in COUNTS if c <= most] or [1]
         counts = counts if options.wanted.gpu_count is None else [options.wanted.gpu_count]
-        plans += _sensible([planner.plan(name, c, with_advice=False) for c in counts])
+        most = len(counts) if every_count else _MAX_FITTING
+        plans += _sensible([planner.plan(name, c, with_advice=False) for c in counts], most)
     return sorted(plans, key=_rank)
 
 
@@ -62,15 +69,19 @@ def _gpus(options: PlanOptions, extra: Mapping[str, Gpu]) -> Iterator[tuple[str,
             f"--compare is {asked!r}, expected GPUs with commas between them",
             hint="For example --compare=gpua5000,H100; without a value all families.",
         )
+    seen: list[Gpu | str] = []
     for name in names:
-        yield name, 1 if name == CPU else find_gpu(name, extra=extra).max_count
+        named = CPU if name == CPU else find_gpu(name, extra=extra)
+        if named not in seen:  # a GPU by two of its names has its rows once
+            seen.append(named)
+            yield name, named.max_count if isinstance(named, Gpu) else 1
 
 
-def _sensible(plans: Sequence[DeploymentPlan]) -> list[DeploymentPlan]:
+def _sensible(plans: Sequence[DeploymentPlan], most: int) -> list[DeploymentPlan]:
     """Return the plans of one GPU that are worth a row: the first that run, or the largest."""
     running = [plan for plan in plans if plan.verdict in _RUNS]
     first_fit = next((n for n, p in enumerate(running) if p.verdict == PlanVerdict.FITS), 0)
-    return running[: first_fit + _MAX_FITTING] if running else list(plans[-1:])
+    return running[: first_fit + most] if running else list(plans[-1:])
 
 
 def _rank(plan: DeploymentPlan) -> tuple[int, float, int]:

@@ -2,21 +2,23 @@
 
 Reckoned from each plan's speeds at their pessimistic end. A replica that decodes `b` requests at once spends
 `ttft` on each prompt meanwhile, so of `r` requests a second the share `r * ttft` of its time goes to prompts:
-`r = b / (output * itl + b * ttft)`, and the time between tokens grows to `itl / (1 - r * ttft)`. Arrivals that come in
-bursts wait; that is not in it.
+`r = b / (output * itl + b * ttft)`, and the time between tokens grows to `itl / (1 - r * ttft)`. Each data rank does
+that for itself. Arrivals that come in bursts wait; that is not in it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.report import align
+from exo_inference.cli.plan.times import Times
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
@@ -48,6 +50,11 @@ class Demand:
     def num_tokens(self) -> int:
         """Tokens of a request."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def context(self) -> int:
+        """Tokens that a request has while it is decoded, in the middle of its answer."""
+        return self.input_tokens + self.output_tokens // 2
 
     @property
     def length(self) -> int:
@@ -99,9 +106,9 @@ class Answer:
     """One kind of replica, and how many hold the demand.
 
     Attributes:
-        batch: requests that each replica decodes at once.
-        requests: that each replica holds per second.
-        ttft, itl: seconds, at the pessimistic end; no `itl` where an answer is one token.
+        requests: that each replica holds per second at most.
+        batch: requests that each replica decodes at once, with its share of the demand.
+        ttft, itl: seconds with that share, at the pessimistic end; no `itl` where an answer is one token.
         usd_per_hour: of all replicas; None where no price is known.
     """
 
@@ -114,37 +121,72 @@ class Answer:
     usd_per_hour: float | None
 
 
-def answer(plan: DeploymentPlan, demand: Demand) -> Answer | None:
+@dataclass(frozen=True)
+class _Load:
+    """What a data rank does that decodes so many requests at once all the time.
+
+    Attributes:
+        rate: requests per second.
+        plain, slowed: seconds between tokens without prompts, and with those of that rate.
+    """
+
+    batch: int
+    rate: float
+    plain: float
+    slowed: float
+
+
+_EACH = 64
+"""Batches up to this are tried one by one: on a processor a larger one may hold less there (`speed/processor.py`)."""
+
+
+def answer(plan: DeploymentPlan, demand: Demand, times: Times) -> Answer | None:
     """Return how many replicas of this plan hold the demand, or None where none does."""
-    if plan.verdict != PlanVerdict.FITS or plan.speed is None:
+    if plan.verdict != PlanVerdict.FITS or plan.speed is None or not plan.speed.batches:
         return None
     if 0 < plan.max_model_len < demand.num_tokens:
         return None
-    ttft = _first_token(plan, demand.input_tokens)
-    room = plan.kv_capacity_tokens // demand.num_tokens
-    if demand.output_tokens == 1:
-        return _of_prompts(plan, demand, ttft) if room and ttft <= demand.ttft else None
-    best: Answer | None = None
-    for each in plan.speed.batches:
-        plain = each.inter_token_seconds_high or each.inter_token_seconds
-        rate = each.batch / (demand.output_tokens * plain + each.batch * ttft)
-        slowed = plain / (1 - rate * ttft)
-        holds = each.batch <= room and slowed <= demand.itl and ttft <= demand.ttft
-        if holds and (best is None or rate > best.requests):
-            replicas = math.ceil(demand.requests / rate)
-            price = None if plan.usd_per_hour is None else replicas * plan.usd_per_hour
-            best = Answer(plan, replicas, each.batch, rate, ttft, slowed, price)
-    return best
-
-
-def _of_prompts(plan: DeploymentPlan, demand: Demand, ttft: float) -> Answer | None:
-    """Return what computes prompts alone, one after the other: the first token ends each answer."""
-    assert plan.speed is not None
-    if not plan.speed.batches:
+    ttft, ranks = times.first_token(demand.input_tokens), plan.data_parallel_size
+    most = min(plan.max_num_seqs, plan.kv_capacity_tokens // demand.num_tokens)
+    if most < 1 or ttft > demand.ttft:
         return None
-    replicas = math.ceil(demand.requests * ttft)
+    if demand.output_tokens == 1:  # it ends with its prompt, one after the other
+        return _answer(plan, demand, ranks / ttft, 1, ttft, None)
+
+    def load(batch: int) -> _Load:
+        plain = times.between_tokens(batch, demand.context)
+        rate = batch / (demand.output_tokens * plain + batch * ttft)
+        return _Load(batch, rate, plain, plain / (1 - rate * ttft))
+
+    if load(1).slowed > demand.itl:
+        return None
+    # The time between tokens grows with the batch, so that one size divides what holds from what does not.
+    largest = _last(1, most, lambda batch: load(batch).slowed <= demand.itl)
+    tried = [load(batch) for batch in range(1, min(largest, _EACH) + 1)]
+    best = max([*tried, load(largest)], key=lambda each: each.rate)
+    replicas = math.ceil(demand.requests / (best.rate * ranks))
+    share = min(best.rate, demand.requests / replicas / ranks)
+    usual = next((each for each in tried if each.rate >= share), None)
+    if usual is None:
+        usual = load(1 + _last(len(tried), largest - 1, lambda batch: load(batch).rate < share))
+    slowed = usual.plain / (1 - share * ttft)
+    return _answer(plan, demand, best.rate * ranks, usual.batch * ranks, ttft, slowed)
+
+
+def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number that holds, of which `low` does."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _answer(
+    plan: DeploymentPlan, demand: Demand, rate: float, batch: int, ttft: float, itl: float | None
+) -> Answer:
+    replicas = math.ceil(demand.requests / rate)
     price = None if plan.usd_per_hour is None else replicas * plan.usd_per_hour
-    return Answer(plan, replicas, 1, 1 / ttft, ttft, None, price)
+    return Answer(plan, replicas, batch, rate, ttft, itl, price)
 
 
 def why_nothing(plans: Sequence[DeploymentPlan], demand: Demand) -> str:
@@ -176,32 +218,27 @@ def is_too_long(plans: Sequence[DeploymentPlan]) -> bool:
     return all(any(each.refuses and each.code == _LENGTH for each in p.problems) for p in plans)
 
 
-def _first_token(plan: DeploymentPlan, length: int) -> float:
-    """Return the time of a prompt, between those of the lengths that the plan has."""
-    assert plan.speed is not None
-    points = [
-        (each.num_tokens, each.ttft_seconds_high or each.ttft_seconds)
-        for each in plan.speed.prompts
-    ]
-    below = [point for point in points if point[0] <= length]
-    above = [point for point in points if point[0] >= length]
-    if not below or not above:
-        tokens, seconds = (above or below)[0 if above else -1]
-        return seconds * max(1.0, length / tokens)
-    (low, first), (high, last) = below[-1], above[0]
-    return first if high == low else first + (last - first) * (length - low) / (high - low)
-
-
-def answers(plans: Sequence[DeploymentPlan], demand: Demand) -> list[Answer]:
-    """Return what holds the demand, the cheapest first; without a price last."""
-    found = [each for each in (answer(plan, demand) for plan in plans) if each is not None]
-    return sorted(
-        found,
+def answers(
+    plans: Sequence[DeploymentPlan], demand: Demand, times_of: Callable[[DeploymentPlan], Times]
+) -> list[Answer]:
+    """Return what holds the demand, of each GPU the two cheapest counts; without a price last."""
+    judged = (answer(plan, demand, times_of(plan)) for plan in plans if plan.speed is not None)
+    found = sorted(
+        (each for each in judged if each is not None),
         key=lambda each: (
             math.inf if each.usd_per_hour is None else each.usd_per_hour,
             each.replicas * each.plan.gpu_count,
         ),
     )
+    shown: Counter[str] = Counter()
+    kept: list[Answer] = []
+    for each in found:
+        shown[each.plan.gpu_type] += 1
+        kept += [each] if shown[each.plan.gpu_type] <= _MOST_COUNTS else []
+    return kept
+
+
+_MOST_COUNTS = 2
 
 
 def as_json(each: Answer) -> dict[str, object]:
@@ -249,7 +286,8 @@ def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Dema
     is_shared = any(each.plan.gpu_type == "cpu" and each.replicas > 1 for each in found)
     notes = (
         "At the pessimistic end of each plan's speed; a replica's time is shared by prompts and decoding,",
-        "and requests come evenly. USD per hour of all replicas.",
+        "and requests come evenly. requests/s each: the most that a replica holds; at once and ITL: with its",
+        "share of the demand; USD/h: of all replicas.",
         *(
             ["Each replica on a CPU has a machine of its own: on one they share its cores."]
             if is_shared

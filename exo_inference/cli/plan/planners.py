@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.options import PlanOptions
+from exo_inference.cli.plan.times import TableTimes, Times
 from exo_inference.cli.text_files import read_text_file
 from exo_inference.engine_names import default_engine
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
@@ -29,6 +30,7 @@ from exo_inference.planner import (
     find_model,
     load_user_gpus,
 )
+from exo_inference.planner.speed.clock import clock_of
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
 from exo_inference.processor_speed import (
     BUSY_SHARE,
@@ -62,6 +64,9 @@ class Planner(Protocol):
             UsageError: it cannot be shown here.
         """
 
+    def times(self, plan: DeploymentPlan) -> Times:
+        """Return how long prompts and steps take of one of its plans, whose speed is estimated."""
+
 
 @dataclass(frozen=True)
 class LocalPlanner:
@@ -87,6 +92,11 @@ class LocalPlanner:
         """Return the arithmetic of that plan; nothing where the flags were refused."""
         judged = self._judge(gpu_type, gpu_count, with_advice=False)
         return explain(judged.plan) if judged.plan is not None else ()
+
+    def times(self, plan: DeploymentPlan) -> Times:
+        """Return how long prompts and steps of any size take."""
+        judged = self._judge(plan.gpu_type, plan.gpu_count, with_advice=False)
+        return clock_of(judged.plan) or TableTimes(plan)
 
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         wanted, engine = self.wanted, engine_for(self.wanted, gpu_type)
@@ -134,6 +144,10 @@ class RemotePlanner:
             "--explain needs the model here, and only the control plane knows it",
             hint="Give its directory or config.json with --model.",
         )
+
+    def times(self, plan: DeploymentPlan) -> Times:
+        """Return how long prompts and steps take, by the table that the control plane sent."""
+        return TableTimes(plan)
 
 
 def state_of(session: Session) -> StateDir:

@@ -35,10 +35,10 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     if flops <= 0 or inputs.gpu.bandwidth <= 0:
         return None
     lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
-    prompts = tuple(_prompt(inputs, n, flops) for n in lengths if n > 0)
+    prompts = tuple(prompt_speed(inputs, n, flops) for n in lengths if n > 0)
     context = max(1, min(inputs.max_model_len, 2048))
     most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
-    batches = tuple(_batch(inputs, size, context, flops) for size in batch_sizes(most))
+    batches = tuple(batch_speed(inputs, size, context, flops) for size in batch_sizes(most))
     if inputs.drafting is None:
         return Speed(prompts, batches, kind)
     source = f"{SOURCE}; decoding by an assumed acceptance of drafted tokens, see the notes"
@@ -120,7 +120,8 @@ def _num_steps(inputs: SpeedInputs, length: int) -> int:
     return -(-length // max(1, inputs.max_num_batched_tokens))
 
 
-def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
+def prompt_speed(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
+    """Return the time to the first token of a prompt of any length."""
     parts = prompt_times(inputs, length, flops)
     seconds = prompt_seconds(inputs, parts, length)
     bound = max(parts, key=lambda name: parts[name])
@@ -222,7 +223,8 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
     return draft.num_tokens * (max(reads, compute, launches) + sent + DRAFT_PASS_SECONDS)
 
 
-def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
+def batch_speed(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
+    """Return the speed of decoding `size` requests on each data rank."""
     bound = _bound(batch_times(inputs, size, context, flops))
     seconds = token_seconds(inputs, size, context, flops)
     low, high = seconds * inputs.constants.low, seconds * inputs.constants.high

@@ -89,26 +89,38 @@ def estimate_on_processor(
     if inputs.drafting is not None or inputs.why_not_estimated:
         return None
     constants = constants or load_processor_constants()
-    kind, rate = products_of(inputs)
     lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
     context = max(1, min(inputs.max_model_len, 2048))
     most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
-    band = constants.band if inputs.gpu.is_measured else _ASSUMED_BAND
-
-    def prompt(length: int) -> PromptSpeed:
-        parts = prompt_parts(inputs, constants, length, rate)
-        seconds, bound = sum(parts.values()), max(parts, key=lambda name: parts[name])
-        return PromptSpeed(length, seconds, bound, seconds / band, seconds * band)
-
-    def batch(size: int) -> BatchSpeed:
-        parts = step_parts(inputs, constants, size, context, rate)
-        seconds, bound = sum(parts.values()), max(parts, key=lambda name: parts[name])
-        low, high = seconds / band, seconds * band
-        return BatchSpeed(size, context, seconds, size / seconds, bound, None, low, high)
-
-    prompts = tuple(prompt(n) for n in lengths if n > 0)
-    batches = tuple(batch(size) for size in batch_sizes(most))
+    prompts = tuple(processor_prompt(inputs, constants, n) for n in lengths if n > 0)
+    batches = tuple(processor_batch(inputs, constants, size, context) for size in batch_sizes(most))
+    kind = products_of(inputs)[0]
     return Speed(prompts, batches, kind, _SOURCE.format(source=inputs.gpu.source))
+
+
+def processor_prompt(
+    inputs: SpeedInputs, constants: ProcessorConstants, length: int
+) -> PromptSpeed:
+    """Return the time to the first token of a prompt of any length."""
+    parts = prompt_parts(inputs, constants, length, products_of(inputs)[1])
+    seconds, bound = sum(parts.values()), max(parts, key=lambda name: parts[name])
+    band = _band(inputs, constants)
+    return PromptSpeed(length, seconds, bound, seconds / band, seconds * band)
+
+
+def processor_batch(
+    inputs: SpeedInputs, constants: ProcessorConstants, size: int, context: int
+) -> BatchSpeed:
+    """Return the speed of decoding `size` requests."""
+    parts = step_parts(inputs, constants, size, context, products_of(inputs)[1])
+    seconds, bound = sum(parts.values()), max(parts, key=lambda name: parts[name])
+    band = _band(inputs, constants)
+    low, high = seconds / band, seconds * band
+    return BatchSpeed(size, context, seconds, size / seconds, bound, None, low, high)
+
+
+def _band(inputs: SpeedInputs, constants: ProcessorConstants) -> float:
+    return constants.band if inputs.gpu.is_measured else _ASSUMED_BAND
 
 
 def products_of(inputs: SpeedInputs) -> tuple[str, float]:

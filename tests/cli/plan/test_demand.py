@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import json
 import math
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from exo_inference.cli.plan import command
 from exo_inference.cli.plan.demand import Answer, Demand, answer, answers, parse_demand
+from exo_inference.cli.plan.options import PlanOptions
+from exo_inference.cli.plan.planners import LocalPlanner, RemotePlanner
+from exo_inference.cli.plan.times import LEAST_LENGTH, TableTimes
 from exo_inference.errors import UsageError
 from exo_inference.planner import find_gpu, find_model
-from exo_inference.preflight import Subject, judge, to_wire
+from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import DeploymentPlan
 from tests.cli.conftest import Exo
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
 
 WHOLE = "requests=20/s input=1000 output=300 ttft<=500ms itl<=0.04s"
 
 
+def planner_of(*flags: str) -> LocalPlanner:
+    return LocalPlanner(find_model("Qwen/Qwen3-8B"), WantedDeployment(engine_parameters=flags))
+
+
 def planned(gpu: str, count: int = 1, *flags: str) -> DeploymentPlan:
-    subject = Subject(find_model("Qwen/Qwen3-8B"), find_gpu(gpu), count, flags)
-    return to_wire(judge(subject, with_advice=False))
+    return planner_of(*flags).plan(gpu, count, with_advice=False)
+
+
+def answered(plan: DeploymentPlan, demand: Demand) -> Answer | None:
+    return answer(plan, demand, planner_of(*plan.parameters).times(plan))
 
 
 def held(plan: DeploymentPlan, demand: Demand) -> Answer:
-    found = answer(plan, demand)
+    found = answered(plan, demand)
     assert found is not None
     return found
 
@@ -65,6 +80,7 @@ def test_replicas_hold_the_requests_within_the_limits() -> None:
     found = held(planned("H100", 1, "--max-model-len=2048"), demand)
     assert found.replicas * found.requests >= demand.requests
     assert (found.replicas - 1) * found.requests < demand.requests
+    assert found.itl is not None
     assert found.itl <= demand.itl
     assert found.ttft <= demand.ttft
     assert found.usd_per_hour == pytest.approx(found.replicas * find_gpu("H100").usd_per_hour[1])
@@ -74,8 +90,11 @@ def test_time_goes_to_prompts_or_to_decoding_and_never_to_both() -> None:
     """`r` requests a second of `o` tokens in batches of `b`: all tokens are decoded in the time that is left."""
     demand = parse_demand("requests=20/s input=1000 output=300")
     found = held(planned("H100", 1, "--max-model-len=2048"), demand)
-    assert found.requests * demand.output_tokens * found.itl == pytest.approx(found.batch)
-    assert found.requests * found.ttft < 1
+    share = demand.requests / found.replicas
+    assert found.itl is not None
+    at_once = share * demand.output_tokens * found.itl
+    assert found.batch - 1 < at_once <= found.batch
+    assert share * found.ttft < found.requests * found.ttft < 1
 
 
 def test_stricter_limits_take_more_replicas() -> None:
@@ -88,9 +107,9 @@ def test_stricter_limits_take_more_replicas() -> None:
 
 def test_what_no_replica_holds_has_no_answer() -> None:
     plan = planned("H100", 1, "--max-model-len=2048")
-    assert answer(plan, Demand(1, 1000, 300, itl=1e-6)) is None
-    assert answer(plan, Demand(1, 1000, 300, ttft=1e-6)) is None
-    assert answer(planned("T4"), Demand(1, 1000, 300)) is None  # does not fit
+    assert answered(plan, Demand(1, 1000, 300, itl=1e-6)) is None
+    assert answered(plan, Demand(1, 1000, 300, ttft=1e-6)) is None
+    assert answered(planned("T4"), Demand(1, 1000, 300)) is None  # does not fit
 
 
 def test_no_more_requests_run_at_once_than_the_cache_holds() -> None:
@@ -103,7 +122,8 @@ def test_the_cheapest_is_first_and_what_has_no_price_last() -> None:
     plans = [
         planned(gpu, 1, "--max-model-len=2048") for gpu in ("gpub300", "H100", "gpurtx6000pro")
     ]
-    found = answers(plans, parse_demand("requests=20/s input=1000 output=300"))
+    times_of = planner_of("--max-model-len=2048").times
+    found = answers(plans, parse_demand("requests=20/s input=1000 output=300"), times_of)
     prices = [each.usd_per_hour for each in found]
     known = [price for price in prices if price is not None]
     assert known == sorted(known)
@@ -202,3 +222,118 @@ def test_a_demand_that_the_context_just_holds_is_planned(exo: Exo) -> None:
     code, said = asked(exo, name, demand, "--gpu-type", "H200", "-O", "json")
     assert code == 0
     assert "--max-model-len=499900" in json.loads(said)[0]["parameters"]
+
+
+def test_a_prompt_takes_its_own_time_whatever_the_context() -> None:
+    """A context of 1,024 tokens lists a prompt of 128 alone; one of 40,960 nothing between 8,192 and 32,768."""
+    short, long = (planned("H100", 1, f"--max-model-len={n}") for n in (1024, 2048))
+    first, second = (held(p, Demand(20, 500, 200, ttft=0.15, itl=0.04)) for p in (short, long))
+    assert first.ttft == pytest.approx(second.ttft)
+    plan = planned("H100", 1, "--max-model-len=40960")
+    assert plan.speed is not None
+    known = {each.num_tokens: each.ttft_seconds_high or 0.0 for each in plan.speed.prompts}
+    times = planner_of(*plan.parameters).times(plan)
+    assert all(times.first_token(n) == pytest.approx(seconds) for n, seconds in known.items())
+    assert 2.6 < times.first_token(30000) < known[32768]
+
+
+@pytest.mark.parametrize("output", [24, 25])
+def test_the_replicas_do_not_jump_where_the_context_does(exo: Exo, output: int) -> None:
+    demand = f"requests=20/s input=1000 output={output}"
+    _, said = asked(exo, "Qwen/Qwen3-8B", demand, "--compare=H100,gpua30", "-O", "json")
+    assert [(each["gpu_type"], each["replicas"]) for each in json.loads(said)][:2] == [
+        ("h100-sxm", 2), ("gpua30", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", ["gpu3", "H100", "cpu"])
+@pytest.mark.parametrize("itl", [0.02, 0.04, 0.4, math.inf])
+def test_no_other_batch_holds_more(gpu: str, itl: float) -> None:
+    plan = planned(gpu, 1 if gpu == "cpu" else 2, "--max-model-len=2048")
+    times, demand = planner_of("--max-model-len=2048").times(plan), Demand(20, 1000, 300, itl=itl)
+    ttft = times.first_token(1000)
+
+    def rate(batch: int) -> float:
+        plain = times.between_tokens(batch, 1150)
+        return batch / (300 * plain + batch * ttft) if plain + batch * ttft / 300 <= itl else 0.0
+
+    most = min(plan.max_num_seqs, plan.kv_capacity_tokens // 1300)
+    best = max(map(rate, range(1, most + 1)))
+    found = answered(plan, demand)
+    assert (0.0 if found is None else found.requests) == pytest.approx(best)
+
+
+def test_few_requests_are_not_told_the_times_of_many(exo: Exo) -> None:
+    demand = "requests=0.001/s input=1000 output=300"
+    _, said = asked(exo, "Qwen/Qwen3-8B", demand, "--gpu-type", "H100", "-O", "json")
+    first = json.loads(said)[0]
+    assert (first["replicas"], first["requests_at_once_per_replica"]) == (1, 1)
+    plan = planned("H100", 1, "--max-model-len=2048")
+    alone = planner_of("--max-model-len=2048").times(plan).between_tokens(1, 1150)
+    assert first["inter_token_seconds"] == pytest.approx(alone, rel=0.01)
+    assert first["requests_per_second_per_replica"] > 5
+
+
+def test_more_gpus_are_tried_where_two_counts_are_too_slow(exo: Exo) -> None:
+    demand = "requests=1/s input=8000 output=100 ttft<=250ms"
+    _, said = asked(exo, "Qwen/Qwen3-8B", demand, "--gpu-type", "H100", "-O", "json")
+    assert [each["gpu_count"] for each in json.loads(said)] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        (("--replicas", "5"), "--for finds how many replicas hold the demand"),
+        (("--replicas", "1"), "--for finds how many replicas hold the demand"),
+        (("--compare=H100", "--gpu-type", "L4"), "from --gpu-type or from --compare, not from both"),
+    ],
+)  # fmt: skip
+def test_what_a_demand_leaves_no_room_for_is_refused(
+    exo: Exo, others: tuple[str, ...], reason: str
+) -> None:
+    code, said = asked(exo, "Qwen/Qwen3-8B", "requests=1/s input=10 output=10", *others)
+    assert code == 2
+    assert reason in said
+
+
+def test_a_gpu_that_is_named_twice_has_its_rows_once(exo: Exo) -> None:
+    rows = []
+    for gpus in ("H100", "H100,H100", "H100,h100-sxm"):
+        demand = "requests=1/s input=10 output=10"
+        rows.append(asked(exo, "Qwen/Qwen3-8B", demand, f"--compare={gpus}"))
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_each_data_rank_holds_requests_of_its_own() -> None:
+    one, two = planned("H100"), planned("H100", 2, "--data-parallel-size=2")
+    demand = Demand(1000, 1000, 300)
+    assert held(two, demand).requests == pytest.approx(2 * held(one, demand).requests, rel=0.05)
+
+
+def test_a_plan_of_a_control_plane_is_read_by_its_table() -> None:
+    plan = planned("H100", 1, "--max-model-len=2048")
+    table, times = TableTimes(plan), planner_of("--max-model-len=2048").times(plan)
+    for length in (128, 500, 1024):
+        assert table.first_token(length) == pytest.approx(times.first_token(length), rel=0.1)
+    assert table.first_token(2048) == pytest.approx(2 * table.first_token(1024))
+    for size in (1, 8, 24):
+        assert table.between_tokens(size, 2048) == pytest.approx(
+            times.between_tokens(size, 2048), rel=0.05
+        )
+
+
+def test_a_control_plane_is_asked_for_a_table_that_tells_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = cast("Session", None)
+    remote = RemotePlanner(session, WantedDeployment())
+    monkeypatch.setattr(command, "_measured_planner", lambda *_: remote)
+    for flags, length, expected in (
+        ((), 1024, "--max-model-len=2048"),
+        ((), 4096, "--max-model-len=4096"),
+        (("--max-model-len=900",), 1024, "--max-model-len=900"),
+    ):
+        options = PlanOptions(WantedDeployment(engine_parameters=flags))
+        planner = command._planner_of_length(session, options, length, LEAST_LENGTH)
+        assert isinstance(planner, RemotePlanner)
+        assert planner.wanted.engine_parameters == (expected,)
