@@ -28,6 +28,8 @@ class Family:
         rope_stretch: how many times the context those are long (multimodal rotary positions: four).
         plain_windows: the second table is that of layers with a window, which `rope_scaling` does not stretch and
             `global_head_dim` does not widen (vLLM's models/gemma3.py and gemma4.py, `get_rope`).
+        states_stretched_length: `max_position_embeddings` is what `rope_scaling` stretches to, which vLLM does not multiply
+            by its factor again (config/model.py `_get_and_verify_max_len`); the rotary table is as long as the product.
         fills_qkv: vLLM has rows for keys and values in every layer, also where the checkpoint has none (gemma4.py,
             `QKVParallelLinear`: layers that share a cache, and values that are keys).
         partial_rotary: the share of a head that is rotated where config.json does not say it (its class's default).
@@ -78,6 +80,7 @@ class Family:
     rope_caches: int = 1
     rope_stretch: int = 1
     plain_windows: bool = False
+    states_stretched_length: bool = False
     fills_qkv: bool = False
     partial_rotary: float | None = None
     positions: int | None = None
@@ -127,7 +130,7 @@ _LLAMA4 = Family(
 _INTERNLM = Family(bias_fields=("qkv_bias", "bias"))
 _GEMMA3 = Family(
     qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2, full_every=6,
-    plain_windows=True,
+    plain_windows=True, states_stretched_length=True,
 )  # fmt: skip
 _GEMMA3N = replace(_GEMMA3, full_every=0, per_layer_inputs=True, altup=True)
 _GEMMA4 = Family(
