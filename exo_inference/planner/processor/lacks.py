@@ -50,7 +50,7 @@ def not_sized(parameters: EngineParameters, gpu: Gpu) -> str | None:
     rules = parameters.rules
     if gpu.vendor != "cpu" or rules.cpu_batch is not None:
         return None
-    return f"it is not sized for {rules.title} on a CPU, whose memory that shares out by rules of its own"
+    return f"it is not sized for {rules.title} on a CPU, whose memory is shared out by other rules there"
 
 
 def find_lacks(setting: Setting) -> tuple[Lack, ...]:
