@@ -153,7 +153,9 @@ def test_dense_graphs_outside_the_budget_have_room() -> None:
 def test_no_part_of_the_memory_may_be_less_than_nothing(
     name: str, gpu: str, count: int, flags: tuple[str, ...]
 ) -> None:
-    result = plan(find_model(name), find_gpu(gpu), count, settings_of(flags))
+    result = plan(
+        find_model(name), find_gpu(gpu), count, settings_of(flags, engine_version="0.20.0")
+    )
     assert result.components
     assert all(0 <= each.low <= each.num_bytes <= each.high for each in result.components)
     assert all(each.spread_down >= 0 for each in result.components)
