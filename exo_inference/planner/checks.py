@@ -233,13 +233,26 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
         detail = f"--dtype is bfloat16, which {gpu.name} does not compute"
         problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))
     problems += _check_cache_type(model, gpu, parameters)
-    kv = parameters.kv_cache_dtype or "auto"
-    if _is_compressed(model) and not kv.startswith("fp8") and rules.chooses_cache_type:
-        detail = "DeepSeek-V4's cache is planned in 16 bit; its recipes say --kv-cache-dtype=fp8"
-        problems.append(
-            Problem("kv-cache-dtype", f"{detail}, without which it does not start on Hopper", False)
-        )
+    problems += _check_compressed_cache(model, gpu, parameters)
     return problems
+
+
+_ONLY_IN_FP8 = 9.0
+"""The compute capability on which compressed attention reads its cache in FP8 alone (FlashMLA's kernels, of Hopper)."""
+
+
+def _check_compressed_cache(
+    model: Architecture, gpu: Gpu, parameters: EngineParameters
+) -> list[Problem]:
+    asked = (parameters.kv_cache_dtype or "auto").lower()
+    is_read = asked.startswith("fp8") or gpu.capability != _ONLY_IN_FP8
+    if is_read or not _is_compressed(model) or not parameters.rules.chooses_cache_type:
+        return []
+    detail = (
+        f"on {gpu.name} {parameters.rules.title} reads the cache of compressed attention in FP8 alone, and does not start "
+        f"with --kv-cache-dtype={asked}: set --kv-cache-dtype=fp8, as the model's recipes do"
+    )
+    return [Problem("kv-cache-dtype", detail, says_step=True, ways=(("kv_cache_dtype", "fp8"),))]
 
 
 def _check_cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:

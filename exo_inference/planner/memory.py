@@ -43,7 +43,7 @@ class Component:
     @property
     def spread_down(self) -> int:
         """How much less it may be with the kernel that is counted."""
-        return self.num_bytes - self.low - self.alternative
+        return max(0, self.num_bytes - self.low - self.alternative)
 
 
 @dataclass(frozen=True, slots=True)

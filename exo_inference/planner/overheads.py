@@ -211,9 +211,8 @@ def asleep(outside: Component, setting: Setting) -> Component:
     has_experts = model.moe is not None and model.quantization.default.name == "nvfp4"
     less = int(quantized / ranks.pipeline * (_STRANDED_EXPERTS if has_experts else _STRANDED))
     source = f"{outside.source}; with sleep mode up to {less / MIB:.0f} MiB less"
-    return replace(
-        outside, low=outside.low - less, alternative=outside.alternative + less, source=source
-    )
+    low = max(0, outside.low - less)
+    return replace(outside, low=low, alternative=outside.alternative + less, source=source)
 
 
 def doublings(model: Architecture, ranks: Ranks, gpu: Gpu) -> float:

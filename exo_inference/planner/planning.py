@@ -39,7 +39,7 @@ from exo_inference.planner.parallel.communication import (
 )
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.processor.lacks import kernel_problems, processor_notes
+from exo_inference.planner.processor.lacks import kernel_problems, not_sized, processor_notes
 from exo_inference.planner.profile_run import (
     activations_component,
     profile_batch,
@@ -76,7 +76,7 @@ def plan(
         The plan; its verdict is `unknown` where the model cannot be sized.
     """
     static = parameters.rules.static_share
-    lack = static.find_lack(model, gpu) if static is not None else None
+    lack = static.find_lack(model, gpu) if static is not None else not_sized(parameters, gpu)
     if model.cannot_size is not None or lack is not None:
         detail = f"cannot size {model.name}, because {model.cannot_size or lack}"
         return Plan(

@@ -150,7 +150,12 @@ def activations_component(
     if other and rules.may_have_flashinfer:
         source += f"; with FlashInfer installed, as in vLLM's images, {other / MIB:.0f} MiB less"
     return Component(
-        "activations", peak, low - other, int(1.1 * peak) + 64 * MIB, source, alternative=other
+        "activations",
+        peak,
+        max(0, low - other),
+        int(1.1 * peak) + 64 * MIB,
+        source,
+        alternative=other,
     )
 
 

@@ -127,7 +127,17 @@ def test_the_table_is_that_of_the_flags_of_each_release() -> None:
         ("Qwen/Qwen3-8B", "0.8.3", "use 0.8.4 or later"), ("Qwen/Qwen3-8B", "0.8.4", ""),
         ("Qwen/Qwen3-30B-A3B", "0.8.2", "use 0.8.4 or later"), ("openai/gpt-oss-20b", "0.10.0", "use 0.10.1 or later"),
         ("openai/gpt-oss-20b", "0.10.1", ""), ("Qwen/Qwen3-Next-80B-A3B-Instruct", "0.10.1", "use 0.10.2 or later"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "0.6.6", ""),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.6.6", ""), ("openai/whisper-large-v3", "0.6.6", "use 0.7.0 or later"),
+        ("openai/whisper-large-v3", "0.7.0", ""), ("google/gemma-3-4b-it", "0.6.6", "use 0.8.0 or later"),
+        ("google/gemma-3-1b-it", "0.7.3", "use 0.8.0 or later"), ("google/gemma-3-4b-it", "0.8.0", ""),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "0.8.2", "use 0.8.3 or later"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "0.8.3", ""), ("ibm-granite/granite-4.0-h-small", "0.8.5", "use 0.9.0 or later"),
+        ("ibm-granite/granite-4.0-h-small", "0.9.0", ""), ("zai-org/GLM-4.6-FP8", "0.9.2", "use 0.10.0 or later"),
+        ("zai-org/GLM-4.6-FP8", "0.10.0", ""), ("Qwen/Qwen3-VL-8B-Instruct", "0.10.2", "use 0.11.0 or later"),
+        ("Qwen/Qwen3.5-9B", "0.16.0", "use 0.17.0 or later"), ("Qwen/Qwen3.5-9B", "0.17.0", ""),
+        ("google/gemma-4-26B-A4B-it", "0.18.1", "use 0.19.0 or later"), ("google/gemma-4-26B-A4B-it", "0.19.0", ""),
+        ("deepseek-ai/DeepSeek-V4-Flash", "0.19.1", "use 0.20.0 or later"), ("deepseek-ai/DeepSeek-V4-Flash", "0.20.0", ""),
+        ("deepseek-ai/DeepSeek-V3.2", "0.10.2", "use 0.11.0 or later"),
     ],
 )  # fmt: skip
 def test_a_release_without_a_class_for_the_model_is_refused(

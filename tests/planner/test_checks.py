@@ -10,6 +10,7 @@ from exo_inference.planner import (
     EngineParameters,
     Plan,
     Verdict,
+    advise,
     find_gpu,
     find_model,
     plan,
@@ -138,3 +139,36 @@ def test_a_gpu_before_volta_is_refused(engine: str, title: str) -> None:
     found = plan(find_model("Qwen/Qwen3-0.6B"), find_gpu("P100"), 1, flags)
     assert found.verdict == Verdict.REFUSED
     assert f"{title} needs compute capability 7.0, NVIDIA Tesla P100" in found.problems[0].detail
+
+
+@pytest.mark.parametrize("size", ["1b", "4b", "12b", "27b"])
+def test_gemma_3_has_the_length_of_its_config_whose_stretch_is_in_it_already(size: str) -> None:
+    name, length = f"google/gemma-3-{size}-it", 32768 if size == "1b" else 131072
+    assert plan_named(name, "H200").max_model_len == length
+    assert plan_named(name, "H200").verdict is Verdict.FITS
+    longer = plan_named(name, "H200", f"--max-model-len={length + 1}")
+    assert [each.code for each in longer.problems] == ["max-model-len"]
+    ways = advise(find_model(name), find_gpu("A100-80GB"), 1, settings_of(()))
+    assert all(each.plan.max_model_len <= length for each in ways)
+
+
+FLASH = "deepseek-ai/DeepSeek-V4-Flash"
+
+
+@pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=auto",), ("--kv-cache-dtype=bfloat16",)])
+def test_compressed_attention_on_hopper_is_refused_without_a_cache_in_fp8(
+    flags: tuple[str, ...],
+) -> None:
+    result = plan_named(FLASH, "H200", *flags, count=2)
+    assert result.verdict is Verdict.REFUSED
+    assert [each.code for each in result.problems if each.refuses] == ["kv-cache-dtype"]
+    assert result.problems[0].detail.endswith("set --kv-cache-dtype=fp8, as the model's recipes do")
+    ways = advise(find_model(FLASH), find_gpu("H200"), 2, result.parameters)
+    assert ways[0].flags == ("--kv-cache-dtype=fp8",)
+    assert ways[0].plan.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("gpu", ["B200", "B300"])
+def test_compressed_attention_on_other_gpus_has_no_word_on_the_cache(gpu: str) -> None:
+    assert plan_named(FLASH, gpu, count=2).problems == ()
+    assert plan_named(FLASH, "H200", "--kv-cache-dtype=fp8", count=2).problems == ()

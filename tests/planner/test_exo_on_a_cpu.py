@@ -10,6 +10,7 @@ from exo_inference.planner import (
     Verdict,
     advise,
     cpu_as_gpu,
+    explain,
     find_gpu,
     find_model,
     plan,
@@ -154,11 +155,19 @@ def test_a_machine_on_which_no_engine_starts_is_refused() -> None:
     found = plan(model, cpu, 1, settings_of([], engine="exo"))
     assert [(each.code, each.detail) for each in found.problems] == [("processor", "it says no")]
     assert (found.verdict, found.speed, found.notes) == (Verdict.REFUSED, None, ())
-    others = plan(model, cpu, 1, settings_of([]))
-    assert others.problems == (), "another engine does not ask"
     large, flags = find_model("Qwen/Qwen3-8B"), ("--max-model-len=40960", "--dtype=float32")
-    assert judge(Subject(large, cpu, 1, flags, engine="vllm")).advice, "nor is its way out withheld"
     assert not judge(Subject(large, cpu, 1, flags, engine="exo")).advice
+
+
+@pytest.mark.parametrize("release", ["0.12.0", "0.28.0"])
+def test_another_engine_is_not_sized_on_a_cpu_by_the_rules_of_this_one(release: str) -> None:
+    cpu, model = cpu_as_gpu(64 * 2**30), find_model("Qwen/Qwen3-8B")
+    found = plan(model, cpu, 1, settings_of([], engine_version=release))
+    assert (found.verdict, found.components) == (Verdict.UNKNOWN, ())
+    assert [each.code for each in found.problems] == ["unknown-model"]
+    assert "not sized for vLLM on a CPU" in found.problems[0].detail
+    assert "exo-engine" not in str(explain(found))
+    assert plan(model, cpu, 1, settings_of([], engine="exo")).verdict is not Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("flag", ["int4", "int4_per_group_128"])

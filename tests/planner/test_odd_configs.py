@@ -16,6 +16,7 @@ from exo_inference.planner import (
 )
 from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.config_fields import CLASS_LENGTHS, ConfigFields
+from exo_inference.planner.model.families import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,
@@ -80,7 +81,7 @@ def test_classes_of_the_catalogue_belong_to_their_types(name: str) -> None:
 def test_classes_of_another_name_belong(model_type: str, name: str) -> None:
     notes: list[str] = []
     fields = ConfigFields({**LLAMA, "model_type": model_type, "architectures": [name]})
-    assert note_assumptions(fields, notes) == 0.0
+    assert note_assumptions(fields, FAMILIES[model_type], notes) == 0.0
     assert notes == []
 
 

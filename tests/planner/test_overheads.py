@@ -14,6 +14,7 @@ from exo_inference.planner.overheads import (
     measured,
     outside_component,
 )
+from tests.planner.flags import settings_of
 
 GIB, MIB = 2**30, 2**20
 
@@ -139,3 +140,22 @@ def test_dense_graphs_outside_the_budget_have_room() -> None:
         find_model("Qwen/Qwen3-8B"), find_gpu("L40S"), 1, EngineParameters(engine_version="0.19.0")
     )
     assert result.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "flags"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "H200", 16, ("--data-parallel-size=16", "--enable-expert-parallel")),
+        ("Qwen/Qwen3-30B-A3B", "H100", 8, ("--data-parallel-size=8", "--enable-expert-parallel")),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "H100", 1, ("--enable-sleep-mode",)),
+    ],
+)  # fmt: skip
+def test_no_part_of_the_memory_may_be_less_than_nothing(
+    name: str, gpu: str, count: int, flags: tuple[str, ...]
+) -> None:
+    result = plan(
+        find_model(name), find_gpu(gpu), count, settings_of(flags, engine_version="0.20.0")
+    )
+    assert result.components
+    assert all(0 <= each.low <= each.num_bytes <= each.high for each in result.components)
+    assert all(each.spread_down >= 0 for each in result.components)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from exo_inference.engines.registry import get_engine
+from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model, plan
 from exo_inference.planner.model.checkpoint import stored_bytes
+from exo_inference.planner.model.families import CLASSES
 from exo_inference.planner.model.requantize import with_quantization
+from exo_inference.planner.overheads import load_overheads
 
 GIB = 2**30
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "planning.md").read_text(encoding="utf-8")
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
@@ -36,9 +42,30 @@ def test_a_70b_model_in_4_bits_leaves_nothing_of_40_gb() -> None:
 
 
 def test_a_70b_model_on_two_a100_needs_a_shorter_context() -> None:
-    result = plan(find_model(LLAMA_70B), find_gpu("A100-80GB"), 2, EngineParameters())
+    parameters = EngineParameters(engine_version=DEFAULT_VERSION)
+    result = plan(find_model(LLAMA_70B), find_gpu("A100-80GB"), 2, parameters)
     assert result.verdict is Verdict.REFUSED
     assert f"{result.largest_max_model_len:,} tokens" in PAGE
+
+
+def test_what_the_page_says_of_releases_is_what_the_planner_refuses() -> None:
+    for name, known in (
+        ("Gemma 3", "gemma3"),
+        ("Llama 4", "llama4"),
+        ("Gemma 4", "gemma4"),
+        ("DeepSeek-V4", "deepseek_v4"),
+    ):
+        since, _ = CLASSES[known]
+        assert since is not None
+        assert f"{name} before {'.'.join(map(str, since))}" in PAGE.replace("\n", " ")
+    release = get_engine("sglang").version
+    assert f"on the command line {release} alone can be asked for" in PAGE.replace("\n", " ")
+
+
+def test_no_explanation_speaks_of_a_constant_that_is_not_there() -> None:
+    said = json.loads((BENCHMARKS / "planner-explanations.json").read_text(encoding="utf-8"))
+    has_own = any("AMD" in name for name in load_overheads())
+    assert has_own or not any("the constant is this start's own" in each for each in said.values())
 
 
 def test_packed_checkpoints_have_more_parameters_than_bytes() -> None:

@@ -21,6 +21,7 @@ from exo_inference.planner.model.config_fields import (
     check_positive,
     derived_max_model_len,
     longest_model_len,
+    rotary_len,
     stated_model_len,
 )
 from exo_inference.planner.model.experts import read_moe
@@ -204,7 +205,7 @@ def _read(
     layers = _with_formats(build_layers(fields, family), chooser)
     outer, vision, is_known_vision = outer_weights(fields, family)
     error = _weights_error(fields, quantization, notes, is_known_vision=is_known_vision)
-    error += note_assumptions(fields, notes)
+    error += note_assumptions(fields, family, notes)
     mtp, num_mtp = mtp_weights(fields, family, layers)
     return Architecture(
         name=name,
@@ -213,8 +214,8 @@ def _read(
         vocab_size=fields.integer("vocab_size"),
         num_heads=0 if family.layout == "states" else fields.integer("num_attention_heads"),
         intermediate_size=_widest(layers),
-        max_model_len=_usable(derived_max_model_len(fields), family),
-        longest_model_len=_usable(longest_model_len(fields), family),
+        max_model_len=_usable(derived_max_model_len(fields, family), family),
+        longest_model_len=_usable(longest_model_len(fields, family), family),
         stated_model_len=stated_model_len(fields),
         dtype=dtype,
         layers=tuple(layers),
@@ -416,7 +417,7 @@ def _rope_elements(fields: ConfigFields, family: Family) -> int:
     """
     if not family.rope_caches:
         return 0
-    length = derived_max_model_len(fields) or 0
+    length = rotary_len(fields) or 0
     heads = max(1, fields.integer("num_attention_heads"))
     dim = fields.integer(
         "head_dim", family.default_head_dim or fields.integer("hidden_size") // heads

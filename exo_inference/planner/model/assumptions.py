@@ -13,12 +13,13 @@ from exo_inference.planner.model.config_fields import (
     ConfigFields,
     derived_max_model_len,
 )
+from exo_inference.planner.model.families import Family
 
 
-def note_assumptions(fields: ConfigFields, notes: list[str]) -> float:
+def note_assumptions(fields: ConfigFields, family: Family, notes: list[str]) -> float:
     """Note what the engine would read differently or assume; return what it adds to the error bar."""
     if fields.get("max_position_embeddings") is None:
-        length = derived_max_model_len(fields)
+        length = derived_max_model_len(fields, family)
         why = "the default of its config class" if length else "as vLLM does for such models"
         notes.append(
             f"config.json has no max_position_embeddings: {length or ASSUMED_MAX_MODEL_LEN} tokens are assumed, {why}"

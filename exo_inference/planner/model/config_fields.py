@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exo_inference.planner.model.families import Family
+
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
@@ -208,8 +210,20 @@ CLASS_LENGTHS: Mapping[str, int] = {
 """`max_position_embeddings` of each config class, which counts where config.json has none (transformers 5.23.0)."""
 
 
-def derived_max_model_len(fields: ConfigFields) -> int | None:
+def derived_max_model_len(fields: ConfigFields, family: Family) -> int | None:
     """Return the context length that vLLM derives from the config.
+
+    Raises:
+        FieldProblem: the fields lead to no usable length.
+    """
+    derived = rotary_len(fields)
+    if not family.states_stretched_length or derived is None:
+        return derived
+    return min(derived, _stated_or_default(fields) or derived)
+
+
+def rotary_len(fields: ConfigFields) -> int | None:
+    """Return the positions that the stretched rotary table has.
 
     Raises:
         FieldProblem: the fields lead to no usable length.
@@ -222,12 +236,12 @@ def derived_max_model_len(fields: ConfigFields) -> int | None:
     return int(length)
 
 
-def longest_model_len(fields: ConfigFields) -> int | None:
+def longest_model_len(fields: ConfigFields, family: Family) -> int | None:
     """Return the context length that may be asked for: LongRoPE is for more than engines take by themselves.
 
     Source: vLLM's config/model.py, `_get_and_verify_max_len` (0.32.0).
     """
-    derived = derived_max_model_len(fields)
+    derived = derived_max_model_len(fields, family)
     if derived is None or _rope_kind(fields) not in _LONGROPE:
         return derived
     stated = whole_number("max_position_embeddings", fields.get("max_position_embeddings") or 0)
@@ -253,12 +267,16 @@ def _rope_kind(fields: ConfigFields) -> str:
     return str(scaling.get("rope_type") or scaling.get("type") or "")
 
 
-def _derived_length(fields: ConfigFields) -> float | None:
+def _stated_or_default(fields: ConfigFields) -> int | None:
     longest = fields.get("max_position_embeddings")
     longest = longest if longest is not None else CLASS_LENGTHS.get(fields.text_type)
-    if longest is None:
+    return None if longest is None else whole_number("max_position_embeddings", longest)
+
+
+def _derived_length(fields: ConfigFields) -> float | None:
+    length = _stated_or_default(fields)
+    if length is None:
         return None
-    length = whole_number("max_position_embeddings", longest)
     scaling, kind = _rope_scaling(fields), _rope_kind(fields)
     original = scaling.get("original_max_position_embeddings")
     original = fields.get("original_max_position_embeddings") if original is None else original

@@ -11,7 +11,9 @@ from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.kernels import PLAIN_LOOPS, ProcessorKernels
 
 if TYPE_CHECKING:
+    from exo_inference.planner.gpu_catalog import Gpu
     from exo_inference.planner.model.architecture import Architecture
+    from exo_inference.planner.parameters import EngineParameters
     from exo_inference.planner.resolved_setting import Setting
 
 _SLOWEST = "tokens come several times slower, most of all with --quantization, and how fast is not estimated"
@@ -41,6 +43,14 @@ class Lack:
     step: str = ""
     way: tuple[str, str | int] | None = None
     most_times: float | None = None
+
+
+def not_sized(parameters: EngineParameters, gpu: Gpu) -> str | None:
+    """Return why an engine is not sized on a processor; None on a GPU, and where its rules there are known."""
+    rules = parameters.rules
+    if gpu.vendor != "cpu" or rules.cpu_batch is not None:
+        return None
+    return f"it is not sized for {rules.title} on a CPU, whose memory is shared out by other rules there"
 
 
 def find_lacks(setting: Setting) -> tuple[Lack, ...]:

@@ -198,6 +198,9 @@ def test_an_answer_of_one_token_has_no_time_between_tokens(exo: Exo) -> None:
          "longer than the 1,024 of --max-model-len"),
         ("Qwen/Qwen3-235B-A22B", "requests=1/s input=9 output=9", ("--gpu-type", "gpua5000"), "nothing holds that: "),
         ("google/flan-t5-xl", "requests=1/s input=500 output=3", (), "has no class for t5"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "requests=1/s input=500 output=3", ("--gpu-type", "H200"), "set --kv-cache-dtype=fp8"),
+        ("Qwen/Qwen3-8B", "requests=1/s input=500 output=3", ("--gpu-type", "cpu", "--inference-engine", "vllm"),
+         "not sized for vLLM on a CPU"),
     ],
 )  # fmt: skip
 def test_why_nothing_holds_a_demand_is_said(

@@ -305,3 +305,19 @@ def test_an_unknown_gpu_lists_exoscales_families_first(exo: Exo) -> None:
     assert known[0].startswith("gpu")
     assert {"gpua5000", "gpub300"} <= set(known[:7])
     assert "h200" in known
+
+
+def test_a_comparison_refuses_a_gpu_on_which_the_cache_is_read_in_fp8_alone(exo: Exo) -> None:
+    argv = (
+        *PLAN,
+        "--model-name",
+        "deepseek-ai/DeepSeek-V4-Flash",
+        "--compare=H200,B200",
+        "--gpu-count",
+        "2",
+    )
+    lines = [" ".join(each.split()) for each in exo(*argv).out.splitlines()]
+    assert any(
+        each.startswith("2 × h200 refused") and each.endswith("kv-cache-dtype") for each in lines
+    )
+    assert any(each.startswith("2 × b200 fits") for each in lines)
