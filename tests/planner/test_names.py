@@ -100,9 +100,10 @@ def test_a_further_model_is_sized_and_says_whether_it_was_counted(name: str) -> 
     assert name not in load_models()
 
 
-def test_attention_of_llama_405b_in_fp8_stays_in_16_bit() -> None:
+@pytest.mark.parametrize("name", ["Llama-3.1-405B-Instruct-FP8", "Llama-3.1-405B-FP8"])
+def test_attention_of_llama_405b_in_fp8_stays_in_16_bit(name: str) -> None:
     """57.75 GiB on each of eight GPUs, as vLLM 0.5.3 printed (vllm-project/vllm#6746)."""
-    model = find_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    model = find_model(f"meta-llama/{name}")
     kinds = {w.path.rpartition(".")[2]: w.format for w in model.layers[60].weights}
     assert kinds["q_proj"] is None
     assert kinds["up_proj"] is not None
