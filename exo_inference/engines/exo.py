@@ -17,20 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference import __version__
-from exo_inference.engines.base import (
-    CPU,
-    GPU,
-    EngineNotInstalled,
-    Failure,
-    ReplicaCommand,
-    UnknownEngineRelease,
-)
-from exo_inference.engines.flags.catalogue import (
-    ReleaseFlags,
-    is_listed,
-    listed_releases,
-    single_release,
-)
+from exo_inference.engines.base import CPU, GPU, EngineNotInstalled, Failure, ReplicaCommand
+from exo_inference.engines.flags.catalogue import ReleaseFlags, single_release
 from exo_inference.engines.flags.dialects import EXO
 from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.wire import EngineParameter
@@ -97,18 +85,7 @@ class ExoEngine:
         return _catalogue()
 
     def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
-        """Return what a user's flags set, and everything that is wrong with them.
-
-        Raises:
-            UnknownEngineRelease: the release is neither the engine's own nor one of vLLM that it stands for.
-        """
-        if version is not None and version != self.version and not is_listed(version):
-            listed = listed_releases()
-            raise UnknownEngineRelease(
-                f"exo-engine {version[:64]} is not known, only {self.version}, "
-                f"which stands for vLLM {listed[0]} to {listed[-1]} too",
-                hint=f"Leave the version out, or name {self.version}.",
-            )
+        """Return what a user's flags set, and everything that is wrong with them."""
         return read_vector(parameters, _flags(), PLATFORM_OWNED)
 
     def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
