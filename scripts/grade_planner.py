@@ -25,6 +25,7 @@ from exo_inference.planner.accuracy.grading import (
     miss_limit,
     summarise,
 )
+from exo_inference.planner.overheads import BAND, GRAPHS, GRAPHS_OF_STATES
 from scripts.calibrate_planner import LeftOut, leave_one_out
 from scripts.planner_halves import split
 from scripts.published_speeds import ran_starts
@@ -76,11 +77,21 @@ set on them. Of gpt-oss-120b the table's own figures add up to another share of 
 
 _LEFT_OUT = """## One constant left out
 
-Each measured constant, and the error of the KV memory of the starts it is set on when their kind of GPU is left out.
-Where all are on one kind of GPU, that cannot be told.
+Each measured constant for memory outside PyTorch, and the error of the KV memory of the starts it is set on when their
+kind of GPU is left out. Where all are on one kind of GPU, that cannot be told.
 
 | constant | starts | value | half between | mean error | median error |
 | --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
+_NOT_LEFT_OUT = f"""
+The other measured constants have no row:
+
+- `{GRAPHS}` and `{GRAPHS_OF_STATES}`
+  are set on the estimates of captured graphs that starts print, not on their KV memory, and share one middle; what is left
+  of the KV memory beside them is what the constants above are set on.
+- `{BAND}` is a width, which predicts no memory by itself. It is set on errors as those of the table, each
+  with the start's kind of GPU left out already.
 """
 
 _RAN = """### Starts whose speed was published
@@ -122,7 +133,9 @@ def render(
     if calibration is not None:
         lines += section(_CALIBRATION, calibration, explanations)
     if left_out:
-        lines += [_LEFT_OUT + "\n".join(_left_out_row(each) for each in left_out) + "\n"]
+        lines += [
+            _LEFT_OUT + "\n".join(_left_out_row(each) for each in left_out) + "\n" + _NOT_LEFT_OUT
+        ]
     groups = [each for each in (graded, unseen, calibration) if each is not None]
     for quantity in LIMITS:
         missed = [each for group in groups for each in group.of(quantity)]

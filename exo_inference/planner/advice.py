@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from exo_inference.planner.changes import (
+    LEAST_LENGTH,
     LESS,
     SLIGHTLY,
     UNCHANGED,
@@ -188,7 +189,7 @@ def _try(
         # Together with something else a longer context fits than alone: ask for that one.
         roomy = changed.with_flags(max_model_len=wanted.parameters.max_model_len).plan()
         length = round_length(roomy.safe_max_model_len)
-        if not length or length >= roomy.max_model_len:
+        if length < LEAST_LENGTH or length >= roomy.max_model_len:
             return None
         changed = changed.with_flags(max_model_len=length)
     after = changed.plan()

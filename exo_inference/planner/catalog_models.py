@@ -19,11 +19,13 @@ from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
 from exo_inference.planner.model.name_words import (
     FULL,
+    KEPT,
     PLAIN,
     UNQUANTIZED,
     NameWords,
     distance,
     has_same_kind,
+    other_context,
     read_words,
     strip_quantization,
     why_no_fine_tune,
@@ -169,7 +171,10 @@ def _nearest(name: str) -> list[str]:
     """Return up to three bundled names like this one: an organisation, and how letters are written, may be wrong."""
     known = _by_lower_name()
     short = name.strip().lower().rpartition("/")[2]
-    near = get_close_matches(name.strip().lower(), known, n=3, cutoff=0.75)
+    whole = re.compile(rf"(?:^|[-_.]){re.escape(short)}(?:[-_.]|$)")
+    within = [each for each in known if "/" not in each and len(short) > 4 and whole.search(each)]
+    near = sorted(within, key=len)[:3]
+    near += get_close_matches(name.strip().lower(), known, n=3, cutoff=0.75)
     near += get_close_matches(short, known, n=3, cutoff=0.6)
     meant = dict.fromkeys(known[each] for each in near)
     return [each for each in meant if has_same_kind(short, each.rpartition("/")[2])][:3]
@@ -305,20 +310,24 @@ def _fine_tune(name: str) -> Architecture | None:
         return None
     inner = max(within, key=len)
     base = _sized_names()[inner]
-    _check_fine_tune(name, base, f"-{rest}-".replace(f"-{inner}-", "-", 1))
+    extra = [each for each in f"-{rest}-".replace(f"-{inner}-", "-", 1).split("-") if each]
+    _check_fine_tune(name, base, extra)
     _check_sized(name, words)
     model, method = read_entry(base), words.method
     is_other = method != "" and not _has_method(model, method)
     if is_other:
         model = _in_usual_form(model, method)
-    note = f"derived from {base}: by its name {name} is a fine-tune of it, which keeps the config"
+    word, tokens = other_context(extra, model.max_model_len)
+    kept = f"whose context ({word}) is not known: give --max-model-len" if word else KEPT
+    note = f"derived from {base}: by its name {name} is a fine-tune of it, {kept}"
     if is_other:
         note += f", in {_words_of(method)}"
     error = model.weights_error + (_derived_error(model, method) if method else 0.01)
+    model = replace(model, longest_model_len=max(tokens, model.longest_model_len or 0) or None)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
 
 
-def _check_fine_tune(name: str, base: str, extra: str) -> None:
+def _check_fine_tune(name: str, base: str, extra: list[str]) -> None:
     """Check what a name says beside the name of a model.
 
     Raises:
@@ -327,7 +336,7 @@ def _check_fine_tune(name: str, base: str, extra: str) -> None:
     _check_owner(name, base)
     owner, own = (each.lower().rpartition("/")[0] for each in (name, base))
     reason = why_no_fine_tune(
-        [word for word in extra.split("-") if word],
+        extra,
         sees=read_entry(base).vision is not None,
         is_own=owner in (own, ""),
     )

@@ -93,6 +93,10 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
     yield from _family_changes(wanted, before, others)
 
 
+LEAST_LENGTH = 1024
+"""Tokens of a request; a way out that leaves less is of no use."""
+
+
 def round_length(tokens: int) -> int:
     """Round a context down to a multiple of 1,024, or of 16 where it is shorter than four of these."""
     step = 1024 if tokens >= 4096 else 16
@@ -140,7 +144,7 @@ def _state_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 
 def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     length = round_length(before.safe_max_model_len)
-    if length >= 512 and length < before.max_model_len:
+    if LEAST_LENGTH <= length < before.max_model_len:
         share = length / before.max_model_len
         # Half the context is a small change, a fiftieth is a large one.
         cost = (
@@ -156,11 +160,10 @@ def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
                 "max-model-len", cost + 0.3, effect, wanted.with_flags(max_model_len=AUTO_LENGTH)
             )
     likely = round_length(before.largest_max_model_len)
-    if length < 512 <= likely < before.max_model_len:
+    if length < LEAST_LENGTH <= likely < before.max_model_len:
         yield Change("max-model-len", 3.4, "", wanted.with_flags(max_model_len=likely))
-    if (
-        length < 512 and before.max_model_len > 4096
-    ):  # only together with something else, which says how long
+    if length < LEAST_LENGTH and before.max_model_len > 4096:
+        # only together with something else, which says how long
         shorter = wanted.with_flags(max_model_len=before.max_model_len - 1)
         yield Change("max-model-len", 3.5, "", shorter)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from exo_inference.errors import UsageError
+from exo_inference.planner.model.name_words import distance
 
 GIB = 2**30
 MIB = 2**20
@@ -182,8 +183,7 @@ def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
         bare = re.sub(r"-\d+gb(-[a-z0-9]+)?$", "", wanted)
         gpu = catalogue.get(bare) or catalogue.get(_COMMON_NAMES.get(bare, ""))
     if gpu is None:
-        names = sorted({*own, *catalogue, *_COMMON_NAMES, *_by_alias()})
-        near = get_close_matches(wanted, names, n=3, cutoff=0.5)
+        near = _nearest(wanted, sorted({*own, *catalogue, *_COMMON_NAMES, *_by_alias()}))
         offered = [gpu.family for gpu in families() if gpu.family]
         others = [key for key, gpu in catalogue.items() if not gpu.family]
         hint = (
@@ -193,6 +193,37 @@ def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
         )
         raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
     return gpu
+
+
+def _nearest(wanted: str, names: Sequence[str]) -> list[str]:
+    """Return up to three names of GPUs like this one: those that have all of it first, each GPU once.
+
+    Where its first letters are no maker's or series' here (`gaudi`), none is like it.
+    """
+    bare = wanted.replace("-", "")
+    by_bare = {name.replace("-", ""): name for name in names}
+    whole = [each for each in by_bare if len(bare) > 2 and bare in each]
+    whole.sort(key=lambda each: (not each.startswith(bare), len(each)))
+    head = re.match(r"[a-z]*", wanted)
+    first = head[0] if head else ""
+    series = {match[0] for name in names if (match := re.match(r"[a-z]+", name))}
+    is_known = not first or any(_is_like(first, each) for each in series)
+    close = get_close_matches(bare, by_bare, n=6, cutoff=0.8 if whole else 0.5) if is_known else []
+    found: dict[str, str] = {}
+    for each in (*whole, *close):
+        name = by_bare[each]
+        gpu = (
+            load_gpus().get(name)
+            or load_gpus().get(_COMMON_NAMES.get(name, ""))
+            or _by_alias().get(name)
+        )
+        found.setdefault(gpu.key if gpu else name, name)
+    return list(found.values())[:3]
+
+
+def _is_like(word: str, other: str) -> bool:
+    """Whether a word of letters is another, but for a letter of a longer one."""
+    return word == other or (min(len(word), len(other)) > 2 and distance(word, other) <= 1)
 
 
 def find_family(name: str) -> Gpu | None:

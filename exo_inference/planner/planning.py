@@ -230,8 +230,7 @@ def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _R
     safe = layout.longest_request(low, tokens, own)
     static = setting.rules.static_share  # which answers longer requests alone with an error
     shrinks = setting.rules.shrinks_length and setting.parameters.max_model_len is None
-    shrinks = shrinks or static is not None
-    adapts = setting.asks_auto or shrinks
+    adapts = setting.asks_auto or shrinks or static is not None
     if adapts:
         length = max(1, min(length, largest))
     needed = layout.blocks_for(length, tokens)
@@ -267,11 +266,13 @@ def _conclude(
     # The stage with the least memory left decides for all: each stage holds the cache of every request.
     layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
     static = setting.rules.static_share
-    problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, room)
+    has_check = state_blocks.checks_states(setting, stages)
+    is_tight = has_check and setting.max_num_seqs > room.low_blocks  # at any length
+    told = replace(room, safe=0) if is_tight or _graph_problems(setting, limiting) else room
+    problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, told)
     problems += _free_memory_problem(setting, limiting.budget)
     if static is not None:
         problems += rest_problems(setting, limiting)
-    has_check = state_blocks.checks_states(setting, stages)
     if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
         problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
@@ -280,9 +281,8 @@ def _conclude(
     verdict = _verdict(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
-    room_for_cache = (limiting.available, limiting.low, limiting.high)
-    if layout is None and limiting.available > 0:
-        room_for_cache = (0, 0, 0)
+    has_none = layout is None and limiting.available > 0
+    cache = (0, 0, 0) if has_none else (limiting.available, limiting.low, limiting.high)
     fits = limiting.available > 0 and room.blocks >= room.needed_blocks and not is_refused
     fits = fits and not (has_check and setting.max_num_seqs > room.blocks)
     empty = Plan(setting.model.name, gpu.name, setting.gpu_count, setting.parameters, verdict)
@@ -294,9 +294,9 @@ def _conclude(
         total_bytes_per_gpu=gpu.reported_bytes,
         budget_bytes_per_gpu=limiting.budget,
         weights_bytes_per_gpu=limiting.components[0].num_bytes,
-        available_kv_bytes_per_gpu=room_for_cache[0],
-        available_kv_bytes_low=room_for_cache[1],
-        available_kv_bytes_high=room_for_cache[2],
+        available_kv_bytes_per_gpu=cache[0],
+        available_kv_bytes_low=cache[1],
+        available_kv_bytes_high=cache[2],
         max_model_len=room.length,
         largest_max_model_len=room.largest if limiting.available > 0 else 0,
         safe_max_model_len=room.safe if limiting.low > 0 else 0,

@@ -133,6 +133,16 @@ def test_a_kind_of_gpu_is_left_out_of_the_constant_that_predicts_it() -> None:
     )  # one kind of GPU has that
 
 
+def test_every_measured_constant_is_in_the_table_or_said_to_be_left_out_of_it() -> None:
+    setting, graded = collected()
+    page = render(grade(graded), {}, left_out=leave_one_out(setting))
+    section = page.partition("## One constant left out")[2].partition("\n## ")[0]
+    rows = {line.split(" | ")[0].strip("| ") for line in section.splitlines() if "|" in line}
+    others = {name for name in derive(setting) if f"`{name}`" in section}
+    assert others.isdisjoint(rows)
+    assert derive(setting).keys() <= rows | others
+
+
 def test_starts_of_one_source_on_the_same_gpus_are_one_machine() -> None:
     address = "https://github.com/someone/notes"
     first = machine_key(make_case(source=f"{address}/blob/abc/log.txt"))

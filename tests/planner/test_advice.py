@@ -127,6 +127,23 @@ def test_a_length_that_the_engine_finds_itself_fits_for_sure() -> None:
     assert result.safe_max_model_len < result.max_model_len < 262144
 
 
+def test_no_way_out_leaves_fewer_than_1024_tokens() -> None:
+    model, gpu = find_model("moonshotai/Kimi-K2-Instruct"), find_gpu("h200")
+    found = advise(model, gpu, 8, settings_of([]))
+    assert any("max-model-len" in each.kinds for each in found)
+    assert all(each.plan.max_model_len >= 1024 for each in found)
+
+
+def test_no_context_is_called_safe_where_graphs_may_find_no_room_at_any_length() -> None:
+    model, gpu = find_model("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ"), find_gpu("rtx-4060")
+    asked = settings_of([], engine_version="0.28.0")
+    refused = plan(model, gpu, 1, asked)
+    assert "tokens fit at the middle" in refused.problems[0].detail
+    assert "is safe" not in refused.problems[0].detail
+    shorter = replace(asked, max_model_len=refused.safe_max_model_len)
+    assert plan(model, gpu, 1, shorter).verdict is Verdict.TIGHT
+
+
 def test_what_fits_only_at_the_middle_says_so() -> None:
     """Where nothing fits for sure, what likely fits is better than silence."""
     gpu = parse_gpu("mine", {"memory-gib": 7.5, "bandwidth-gbps": 600})

@@ -31,6 +31,19 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
     assert "gpua5000" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("RTX 5060 Ti", "Did you mean rtx-5060-ti-16gb"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
+     ("L40T", "Did you mean l40s"), ("Gaudi 3", "Known: "), ("TPU v5e", "Known: ")],
+)  # fmt: skip
+def test_names_that_have_all_of_an_unknown_one_come_first_and_none_for_an_unknown_maker(
+    name: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_gpu(name)
+    assert (caught.value.hint or "").startswith(hint)
+
+
 def test_all_families_of_the_enum_are_there() -> None:
     assert {gpu.family for gpu in families()} == {
         "gpu2", "gpu3", "gpu3080ti", "gpua30", "gpua5000", "gpurtx6000pro", "gpub300",

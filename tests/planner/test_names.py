@@ -100,9 +100,39 @@ def test_a_further_model_is_sized_and_says_whether_it_was_counted(name: str) -> 
     assert name not in load_models()
 
 
-def test_attention_of_llama_405b_in_fp8_stays_in_16_bit() -> None:
+def test_the_middle_of_a_name_names_the_models_that_have_all_of_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_model("nvidia/Nemotron-3-Nano")
+    assert "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("togethercomputer/LLaMA-2-7B-32K", 32768), ("NousResearch/Yarn-Llama-2-7b-64k", 65536),
+     ("me/Llama-3.1-8B-UltraLong-4M-Instruct", 4 * 2**20), ("me/Llama-3.1-8B-128K", None),
+     ("me/Llama-3.1-8B-16K", 131072)],
+)  # fmt: skip
+def test_a_context_in_a_name_is_said_to_be_unknown_and_may_be_asked_for(
+    name: str, tokens: int | None
+) -> None:
+    model = find_model(name)
+    assert any("is not known: give --max-model-len" in note for note in model.notes) is (
+        tokens is not None
+    )
+    assert any("which keeps the config" in note for note in model.notes) is (tokens is None)
+    assert tokens is None or model.longest_model_len == tokens
+
+
+@pytest.mark.parametrize("form", ["ONNX", "MLX", "MLX-4bit", "OpenVINO", "int4-ov", "CoreML"])
+def test_a_form_that_no_engine_loads_is_refused(form: str) -> None:
+    with pytest.raises(UsageError, match="a form that no engine here loads"):
+        find_model(f"somebody/Qwen3-8B-{form}")
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-405B-Instruct-FP8", "Llama-3.1-405B-FP8"])
+def test_attention_of_llama_405b_in_fp8_stays_in_16_bit(name: str) -> None:
     """57.75 GiB on each of eight GPUs, as vLLM 0.5.3 printed (vllm-project/vllm#6746)."""
-    model = find_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    model = find_model(f"meta-llama/{name}")
     kinds = {w.path.rpartition(".")[2]: w.format for w in model.layers[60].weights}
     assert kinds["q_proj"] is None
     assert kinds["up_proj"] is not None
@@ -200,7 +230,7 @@ def test_the_bits_in_a_name_are_those_that_are_sized(
 
 @pytest.mark.parametrize(
     "ending",
-    ["MLX-8bit", "2bit", "3bit", "1.58bit", "6-bit", "EXL2", "4.0bpw", "HQQ", "W4A4", "SmoothQuant", "AutoRound",
+    ["2bit", "3bit", "1.58bit", "6-bit", "EXL2", "4.0bpw", "HQQ", "W4A4", "SmoothQuant", "AutoRound",
      "quantized", "GPTQ-3bit", "AWQ-8bit", "GPTQ-Int4-g32", "UD-Q4_K_XL", "tuned-HQQ", "compressed-tensors"],
 )  # fmt: skip
 def test_a_quantization_whose_size_the_name_does_not_tell_is_refused(ending: str) -> None:

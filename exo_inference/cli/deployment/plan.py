@@ -198,8 +198,10 @@ def _check(options: PlanOptions) -> None:
         raise UsageError(
             "one of --model-name, --model and --model-id is required, and only one", hint=_HELP_HINT
         )
-    if (options.wanted.gpu_type is None) == (options.compare is None):
+    if options.wanted.gpu_type is None and options.compare is None:
         raise UsageError("one of --gpu-type and --compare is required", hint=_HELP_HINT)
+    if options.wanted.gpu_type is not None and options.compare is not None:
+        raise UsageError("only one of --gpu-type and --compare may be given", hint=_HELP_HINT)
     if options.compare is not None and options.explain:
         raise UsageError("--explain is about one plan, not a comparison", hint=_HELP_HINT)
     if options.measure and "cpu" not in (

@@ -17,7 +17,10 @@ from exo_inference.cli.plan import words
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.times import TableTimes, Times
 from exo_inference.cli.text_files import read_text_file
-from exo_inference.engine_names import default_engine
+from exo_inference.engine_names import default_engine, facts_of
+from exo_inference.engines import UnknownEngineRelease
+from exo_inference.engines.flags.catalogue import is_listed, listed_releases
+from exo_inference.engines.registry import engine_release
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.host_memory import read_host_memory
 from exo_inference.planner import (
@@ -100,6 +103,7 @@ class LocalPlanner:
 
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         wanted, engine = self.wanted, engine_for(self.wanted, gpu_type)
+        _check_own_release(engine, wanted.engine_version)
         if gpu_type == CPU:  # of this machine, within the limit of the container
             gpu = machine_cpu(read_host_memory().total_bytes, self.state)
         else:
@@ -115,6 +119,25 @@ class LocalPlanner:
             plans_unlisted=self.plans_unlisted,
         )
         return judge(subject, with_advice=with_advice)
+
+
+def _check_own_release(engine: str, version: str | None) -> None:
+    """Check that the release asked of exo-engine is its own, or one of vLLM that it stands for.
+
+    A deployment that has another already keeps it, so nobody else refuses one.
+
+    Raises:
+        UnknownEngineRelease: it is neither.
+    """
+    facts, own = facts_of(engine), engine_release(engine, None)
+    if not facts.is_ours or version is None or version == own or is_listed(version):
+        return
+    listed = listed_releases()
+    raise UnknownEngineRelease(
+        f"{facts.title} {version[:64]} is not known, only {own}, which stands for vLLM "
+        f"{listed[0]} to {listed[-1]} too",
+        hint=f"Leave the version out, or name {own}.",
+    )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _TYPE_WORD = re.compile(r"[-_.](?:b?f(?:p|loat)?(?P<bits>16|32))" + _END)
 """The type of weights that are not quantized: `bf16`, `fp16`, `f16`, `bfloat16`, `float16`, and the same in 32 bits."""
 _ALONE = re.compile(r"[-_.](quantized|autoround|qat)" + _END)
 _UNSIZED = re.compile(
-    r"(?:^|[-_.])(\d+(?:\.\d+)?[-_.]?(?:bits?|bpw)|exl[23]|hqq|mlx|w\d+a(?:fp)?\d+|int[1-8]|fp[3-8]|g(?!128)\d{2,4}|(?!128)\d{2,4}g|"
+    r"(?:^|[-_.])(\d+(?:\.\d+)?[-_.]?(?:bits?|bpw)|exl[23]|hqq|w\d+a(?:fp)?\d+|int[1-8]|fp[3-8]|g(?!128)\d{2,4}|(?!128)\d{2,4}g|"
     r"compressed[-_]tensors|aqlm|quip|quipsharp|"
     r"smoothquant|bitnet|spqr|vptq|higgs|eetq|quanto|torchao|ternary|squeezellm|bnb|marlin|awq|gptq|"
     r"i?q\d(?:_\w+)?|tq\d_\d)" + _END
@@ -58,6 +58,16 @@ _MOST_LETTERS = 200
 """Of a name; the Hub takes 96 for each of its two parts."""
 
 
+_FORMS = {
+    "onnx": "ONNX", "mlx": "MLX", "openvino": "OpenVINO", "coreml": "Core ML",
+}  # fmt: skip
+"""Words of names and the form of files that they say, which vLLM, SGLang, llama.cpp and exo-engine do not load."""
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[-_.\s]", name.rpartition("/")[2].lower())
+
+
 def why_no_name(name: str) -> tuple[str, str] | None:
     """Return why no model has this name, and what to do; None where one may."""
     step = "Write the name as the Hub does, ORGANISATION/NAME."
@@ -69,6 +79,11 @@ def why_no_name(name: str) -> tuple[str, str] | None:
             f"the model {name!r} is not in the bundled catalogue: a name has no control characters",
             step,
         )
+    form = next((_FORMS[word] for word in _words(name) if word in _FORMS), None)
+    if form is not None or name.lower().endswith("-ov"):
+        form = form or _FORMS["openvino"]  # `-ov-` is also OneVision
+        said = f"the model {name!r} is not in the bundled catalogue: by its name it is in {form}"
+        return f"{said}, a form that no engine here loads", "Name the files in safetensors or GGUF."
     repository, colon, mix = name.partition(":")
     if not colon or mix.startswith("//"):
         return None
@@ -152,6 +167,29 @@ def why_no_fine_tune(extra: list[str], *, sees: bool, is_own: bool) -> str:
         if is_own and not _OF_THE_OWNER.fullmatch(word):
             return f"{word!r} names none of the owner's models that are known"
     return ""
+
+
+KEPT = "which keeps the config"
+"""What a fine-tune is taken for whose name says no other context."""
+
+_CONTEXT = re.compile(r"(\d{1,4})(k)|(\d{1,2})(m)")
+
+
+def other_context(extra: list[str], own: int | None) -> tuple[str, int]:
+    """Return the word that may say another context than the model's own, and the most of both; an empty one: none does.
+
+    Args:
+        extra: the words beside a model's name.
+        own: tokens that the model's config allows.
+    """
+    for word in extra:
+        match = _CONTEXT.fullmatch(word)
+        if match is None:
+            continue
+        count, power = int(match[1] or match[3]), 1 if match[2] else 2
+        if own not in (count * 1024**power, count * 1000**power):
+            return word, max(count * 1024**power, own or 0)
+    return "", 0
 
 
 def distance(one: str, other: str) -> int:

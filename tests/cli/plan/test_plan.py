@@ -264,7 +264,11 @@ def test_lines_to_paste_reach_the_same_control_plane(exo: Exo, tmp_path: Path) -
         pytest.param((*QWEN,), "one of --gpu-type and --compare", id="no GPU"),
         pytest.param(("--gpu-type", "l4"), "one of --model-name, --model and", id="no model"),
         pytest.param((*QWEN, "--model", "x", "--gpu-type", "l4"), "only one", id="two models"),
-        pytest.param((*QWEN, "--gpu-type", "l4", "--compare"), "one of --gpu-type and", id="both"),
+        pytest.param(
+            (*QWEN, "--gpu-type", "l4", "--compare"),
+            "only one of --gpu-type and --compare may be given",
+            id="both",
+        ),
         pytest.param(
             (*QWEN, "--compare", "--explain"), "--explain is about one plan", id="explain"
         ),
@@ -277,6 +281,19 @@ def test_lines_to_paste_reach_the_same_control_plane(exo: Exo, tmp_path: Path) -
             (*QWEN, "--gpu-type", "l4", "--inference-engine-version", "0.5.0"),
             "those here begin at 0.6.6",
             id="version",
+        ),
+        pytest.param(
+            (
+                *QWEN,
+                "--gpu-type",
+                "l4",
+                "--inference-engine",
+                "exo",
+                "--inference-engine-version",
+                "0.9.9",
+            ),
+            "exo-engine 0.9.9 is not known, only ",
+            id="version of exo-engine",
         ),
         pytest.param(
             ("--model-id", "39791b86-f80d-41ed-9cab-854099d4ed37", "--gpu-type", "l4", "--offline"),
