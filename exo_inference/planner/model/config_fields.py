@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exo_inference.planner.model.families import Family
+if TYPE_CHECKING:
+    from exo_inference.planner.model.families import Family
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim"),
