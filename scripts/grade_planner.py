@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +379,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ran=None if options.ran is None else grade(ran_starts(_figures(options.ran))),
     )
     print_or_write(page, options.write)
+    return 0
+
+
+def write_grades(
+    program: str,
+    title: str,
+    render: Callable[[list[dict[str, Any]], Mapping[str, str]], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Grade a file of starts of one engine; print its page or write it.
+
+    Args:
+        program: module below `scripts`.
+        title: of the engine.
+        render: makes the page of starts and explanations.
+        arguments: of the command line.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m scripts.{program}", description=f"Grade plans for {title}."
+    )
+    parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
+    parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
+    parser.add_argument(
+        "--write", type=Path, help="page to replace; without it the page is printed"
+    )
+    options = parser.parse_args(arguments)
+    cases = parse_cases(options.cases.read_text(encoding="utf-8"), str(options.cases))
+    print_or_write(render(cases, read_explanations(options.explanations)), options.write)
     return 0
 
 

@@ -238,7 +238,7 @@ def _advice(
         kinds=tuple(change.kind for change in changes),
         flags=_new_flags(wanted.parameters, changed.parameters),
         options=_new_options(wanted, changed),
-        effect="; ".join(effects) + _price_text(price),
+        effect="; ".join(effects) + price_text(price),
         quality=max((change.quality for change in changes), key=_QUALITIES.index),
         usd_per_hour_change=price,
         max_concurrency_change=concurrency - _concurrency(before, after.max_model_len),
@@ -289,7 +289,8 @@ def _slower(before: Plan, after: Plan) -> float | None:
     return times[1] - times[0]
 
 
-def _price_text(price: float | None) -> str:
+def price_text(price: float | None) -> str:
+    """Return what a way out costs more or less, behind its effect; nothing where that is not known or no difference."""
     if price is None or abs(price) < 0.005:
         return ""
     return f"; {'+' if price > 0 else '-'}{abs(price):.2f} USD per hour"

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from exo_inference.engines.cluster_engine import GgufMeaning
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
+from exo_inference.planner.advice import price_text
 from exo_inference.planner.llama_cpp.planning import check_cache_types, find_lack, plan_llama_cpp
 from exo_inference.planner.llama_cpp.room import Asked
 from exo_inference.planner.llama_cpp.setting import WrongFlag, read_setting
@@ -77,19 +78,13 @@ def _advice(start: Start, before: Plan, way: Way) -> Advice:
         kinds=way.kinds,
         flags=tuple(changed),
         options=tuple(f"--{name}={value}" for name, value in way.options.items()),
-        effect=way.effect + _price_text(price),
+        effect=way.effect + price_text(price),
         quality=way.quality,
         usd_per_hour_change=price,
         max_concurrency_change=after.max_concurrency - before.max_concurrency,
         inter_token_seconds_change=None,
         plan=after,
     )
-
-
-def _price_text(price: float | None) -> str:
-    if price is None or abs(price) < 0.005:
-        return ""
-    return f"; {'+' if price > 0 else '-'}{abs(price):.2f} USD per hour"
 
 
 def _with_flags(start: Start, changes: Mapping[str, str]) -> tuple[str, ...]:

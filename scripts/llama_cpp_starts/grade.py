@@ -5,15 +5,12 @@ python -m scripts.llama_cpp_starts.grade --cases STARTS.json --explanations EXPL
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.llama_cpp.constants import CONTEXT, load_constants
-from scripts.grade_planner import print_or_write, read_explanations
+from scripts.grade_planner import write_grades
 from scripts.llama_cpp_starts.predict import (
     QUANTITIES,
     beside_buffers,
@@ -143,18 +140,7 @@ def _left_out(cases: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade a file of starts; print the page or write it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.llama_cpp_starts.grade", description="Grade plans for llama.cpp."
-    )
-    parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
-    parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
-    parser.add_argument(
-        "--write", type=Path, help="page to replace; without it the page is printed"
-    )
-    options = parser.parse_args(arguments)
-    cases = parse_cases(options.cases.read_text(encoding="utf-8"), str(options.cases))
-    print_or_write(render(cases, read_explanations(options.explanations)), options.write)
-    return 0
+    return write_grades("llama_cpp_starts.grade", "llama.cpp", render, arguments)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,16 @@ python -m scripts.static_starts.grade --cases STARTS.json --explanations EXPLANA
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
-from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import LIMITS, Grades, grade
 from exo_inference.planner.static.stage import load_constants
 from scripts.grade_planner import (
     miss_lines,
     not_graded_lines,
-    print_or_write,
-    read_explanations,
     section,
+    write_grades,
 )
 from scripts.planner_halves import split
 
@@ -81,19 +78,11 @@ def render(setting: Grades, graded: Grades, explanations: Mapping[str, str]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade a file of starts; print the page or write it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.static_starts.grade", description="Grade plans for SGLang."
-    )
-    parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
-    parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
-    parser.add_argument(
-        "--write", type=Path, help="page to replace; without it the page is printed"
-    )
-    options = parser.parse_args(arguments)
-    cases = parse_cases(options.cases.read_text(encoding="utf-8"), str(options.cases))
-    page = render(*map(grade, split(cases)), read_explanations(options.explanations))
-    print_or_write(page, options.write)
-    return 0
+
+    def page(cases: list[dict[str, Any]], explanations: Mapping[str, str]) -> str:
+        return render(*map(grade, split(cases)), explanations)
+
+    return write_grades("static_starts.grade", "SGLang", page, arguments)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,8 @@ def gpu_memories(plan: DeploymentPlan) -> list[GpuMemory]:
         count = per_stage * max(1, len(plan.stages))
         return [GpuMemory(_limiting_parts(plan), plan.total_bytes_per_gpu, count)]
     limiting = (plan.weights_bytes_per_gpu, plan.available_kv_bytes_per_gpu)
-    if facts_of(
-        plan.engine
-    ).loads_gguf:  # no cache fills what is left, so that the rest is no overhead
+    # Its cache does not fill what is left of a GPU, so that what other GPUs have beside it cannot be told.
+    if facts_of(plan.engine).loads_gguf:
         parts = _limiting_parts(plan)
         return [GpuMemory(parts, plan.total_bytes_per_gpu, kinds[limiting], is_fullest=True)]
     return [
