@@ -36,4 +36,5 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # what tests make is seldom in circles
         gc.enable()

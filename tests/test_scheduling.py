@@ -51,6 +51,7 @@ def test_a_module_that_stands_alone_asks_for_nothing_shared(name: str) -> None:
     assert not (asked - fixtures) & SHARED
 
 
+@pytest.mark.slow
 def test_a_group_runs_first_and_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "tests" / "e2e").mkdir(parents=True)
     for name in ("a", "b", "c", "e2e/d", "e2e/e", "e2e/f", "e2e/g"):

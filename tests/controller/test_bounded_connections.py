@@ -99,6 +99,7 @@ def test_a_request_in_progress_never_gives_way(crowded: Controller) -> None:
     crowded.wait_for(follow_again)
 
 
+@pytest.mark.slow
 async def test_many_writes_that_are_refused_at_once_are_told_why_and_hold_up_no_reads(
     controller: Controller,
 ) -> None:
@@ -127,6 +128,7 @@ async def test_many_writes_that_are_refused_at_once_are_told_why_and_hold_up_no_
     assert set(seen) == {0}
 
 
+@pytest.mark.slow
 def test_with_128_descriptors_300_clients_are_answered(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "state")
     state.create()

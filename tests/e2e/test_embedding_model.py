@@ -17,7 +17,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 from .conftest import Stack
 
-pytestmark = pytest.mark.timeout(360)  # engines give way: beside much work a start takes minutes
+# Engines give way: beside much work a start takes minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{index}" for index in range(60))]
 HIDDEN, INNER, LAYERS, POSITIONS = 32, 48, 2, 64

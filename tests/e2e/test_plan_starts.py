@@ -15,7 +15,8 @@ from exo_inference.sdk import Client
 
 from .conftest import Stack
 
-pytestmark = pytest.mark.timeout(600)  # engines give way: beside much work a start takes minutes
+# Engines give way: beside much work a start takes minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

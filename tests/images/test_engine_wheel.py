@@ -137,7 +137,13 @@ def answers(client: httpx.Client) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("compiler", WARNINGS)
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param(compiler, marks=[pytest.mark.slow] if number else [])
+        for number, compiler in enumerate(WARNINGS)
+    ],
+)
 def test_without_a_compiler_that_compiles_the_wheel_is_for_every_machine(
     tmp_path: Path, compiler: str
 ) -> None:

@@ -75,6 +75,12 @@ def problems(found: Plan) -> list[str]:
                 ("qwen3_moe", {"intermediate_size": 333}),
                 ("qwen3_moe", {"hidden_size": 101}),
                 ("llama", {"intermediate_size": 2**16}),
+            )
+            for weights in ("plain", "int8", "int4")
+        ),
+        *(
+            pytest.param(family, changes, weights, marks=pytest.mark.slow)
+            for family, changes in (
                 ("llama", {"intermediate_size": 2**16 + 8}),
                 ("qwen3_moe", {"moe_intermediate_size": 2**16 + 8}),
                 ("qwen3", {"hidden_size": 2**16 + 16, "vocab_size": 64}),

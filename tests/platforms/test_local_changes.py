@@ -79,6 +79,7 @@ class Traffic:
         self._stop.set()
 
 
+@pytest.mark.slow
 async def test_updates_and_scaling_drop_no_request(rig: Rig) -> None:
     traffic = Traffic(rig)
     await traffic.settle(rig.desired(2, "--label", "one"))

@@ -160,10 +160,10 @@ def single_tokens(llm: LLM, steps: list[Step], number: int, params: SamplingPara
             asked,
             marks=[
                 *([needs_kernels] if device == "kernels" else []),
-                *([] if 0 in (row, column) else [pytest.mark.slow]),
+                *([pytest.mark.slow] if column else []),
             ],
         )
-        for row, device in enumerate(DEVICES)
+        for device in DEVICES
         for column, asked in enumerate(PARAMS)
     ],
 )
