@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from exo_inference.planner.engine_rules import EngineRules, Version
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.families import NO_RELEASE
+from exo_inference.planner.model.families import NO_RELEASE, SERVED_BY
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 
@@ -42,7 +42,9 @@ def check_class(model: Architecture, rules: EngineRules) -> list[Problem]:
     if not is_early and (gone is None or rules.version < gone):
         return []
     what = f"{rules.title} {'.'.join(map(str, rules.version))} has no class for {model.model_type}"
-    detail = f"{what}, as no release has: take another model"
+    other = SERVED_BY.get(model.model_type)
+    elsewhere = "" if other is None else f"{other}, which is no engine here, serves it; "
+    detail = f"{what}, as no release has: {elsewhere}take another model"
     if since is not None and since != NO_RELEASE:
         detail = f"{what} yet: use {'.'.join(map(str, since))} or later"
     elif gone is not None:

@@ -33,7 +33,7 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("RTX 5060 Ti", "Did you mean rtx-5060-ti-16gb"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
+    [("RTX 5060 Ti", "Did you mean rtx-5060-ti-8gb or rtx-5060-ti-16gb"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
      ("L40T", "Did you mean l40s"), ("Gaudi 3", "Known: "), ("TPU v5e", "Known: ")],
 )  # fmt: skip
 def test_names_that_have_all_of_an_unknown_one_come_first_and_none_for_an_unknown_maker(
