@@ -13,7 +13,7 @@ from exo_inference.planner.model.config_fields import (
     ConfigFields,
     derived_max_model_len,
 )
-from exo_inference.planner.model.families import STARTED_WITH, Family
+from exo_inference.planner.model.families import Family
 
 
 def note_assumptions(fields: ConfigFields, family: Family, notes: list[str]) -> float:
@@ -24,9 +24,6 @@ def note_assumptions(fields: ConfigFields, family: Family, notes: list[str]) -> 
         notes.append(
             f"config.json has no max_position_embeddings: {length or ASSUMED_MAX_MODEL_LEN} tokens are assumed, {why}"
         )
-    flags = STARTED_WITH.get(fields.model_type)
-    if flags is not None:
-        notes.append(f"its code comes with the model: vLLM starts it with {flags}, and not without")
     named = [str(each) for each in fields.outer.get("architectures") or ()]
     if not named or any(_is_class_of(each, fields) for each in named):
         return 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +293,22 @@ SERVED_BY: Mapping[str, str] = {
 """What serves types that no release of vLLM does, though it is no engine here (huggingface/text-embeddings-inference@0d124dc,
 backends/candle/src/lib.rs)."""
 
-_REMOTE = "--trust-remote-code"
-STARTED_WITH: Mapping[str, str] = {
-    "new": _REMOTE + """ and --hf-overrides='{"architectures": ["GteNewModel"]}', or GteNewForSequenceClassification of one that ranks""",
-    "xlm-roberta-flash": _REMOTE,
-}
-"""Flags without which vLLM refuses a type (vLLM 0.32.0: models/registry.py has no NewModel, and models/config.py wants the
-classes of config that come with the models)."""
+
+class OwnCode(NamedTuple):
+    """What vLLM is told of a type whose code comes with the model: its class for one that embeds, and for one that ranks.
+
+    An empty name: the class that config.json names is the right one.
+    """
+
+    embeds: str = ""
+    ranks: str = ""
+
+
+OWN_CODE: Mapping[str, OwnCode] = {
+    "new": OwnCode("GteNewModel", "GteNewForSequenceClassification"), "xlm-roberta-flash": OwnCode(),
+}  # fmt: skip
+"""vLLM 0.32.0: models/registry.py has no NewModel, which docs/models/supported_models.md tells to override, and
+models/config.py wants the classes of config that come with both."""
 
 UNCHECKED = frozenset(
     {"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe", "qwen2_5_omni"}

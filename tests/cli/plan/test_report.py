@@ -72,6 +72,14 @@ def test_a_model_that_embeds_has_no_cache_and_no_table_of_tokens(exo: Exo) -> No
     assert "= KV cache" not in page
 
 
+def test_a_way_out_of_a_model_without_a_cache_promises_none(exo: Exo) -> None:
+    flags = ("--model-name", "Alibaba-NLP/gte-base-en-v1.5", "--gpu-type", "L4", "--offline")
+    page = exo(*PLAN, *flags).out
+    assert "no KV cache, texts of up to 8,192 tokens" in page
+    assert "requests of" not in page
+    assert '--hf-overrides={"architectures":["GteNewModel"]}' in page
+
+
 def shape_of(line: str) -> str:
     """Return a line with # for every number with the blanks before it, and (bar) for a bar."""
     line = re.sub(r"[█▓▒░=.]{40,}", "(bar)", line)
