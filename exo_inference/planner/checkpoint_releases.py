@@ -33,7 +33,7 @@ DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 15, 1)}
 _PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
 _ALLOWING = "--allow-deprecated-quantization"
 _REFUSING = "--no-allow-deprecated-quantization"
-_REMOTE_CODE = "--trust-remote-code"
+_RUN_OWN = "--trust-remote-code"
 _OVERRIDES = "--hf-overrides"
 
 
@@ -71,7 +71,7 @@ def own_code_flags(model: Architecture, parameters: EngineParameters) -> tuple[s
         return ()
     ranks = any(weight.path == "classifier" for weight in model.outer_weights)
     named = own.ranks if ranks else own.embeds
-    wanted = [_REMOTE_CODE]
+    wanted = [_RUN_OWN]
     if named:
         wanted.append(f'{_OVERRIDES}={{"architectures":["{named}"]}}')
     given = [each.replace("_", "-") for each in parameters.others]

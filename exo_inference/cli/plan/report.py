@@ -264,8 +264,8 @@ def _outcome(advice: PlanAdvice) -> str:
         parts = [
             f"{words.size(after.available_kv_bytes_per_gpu)}{words.per_gpu(after)} for the KV cache",
             f"{words.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
+            *([f"up to {most:,.0f} tokens/s"] if most else []),
         ]
-    parts += [f"up to {most:,.0f} tokens/s"] if most else []
     parts += [f"{words.usd(after.usd_per_hour)} USD/h"] if after.usd_per_hour is not None else []
     return ", ".join(parts)
 
