@@ -277,7 +277,7 @@ CLASSES: Mapping[str, tuple[tuple[int, int, int] | None, tuple[int, int, int] | 
 
 T5 is not in the registry of 0.32.0 nor among the models that were removed; BART is there, with 0.10.2 as its last
 (model_executor/models/registry.py). MPNet and DeBERTa are not there either, and their classes of transformers have attention of
-their own, which vLLM's Transformers backend does not take (`_try_resolve_transformers`). In the registry of 0.8.5, not in that of
+their own, which vLLM's Transformers backend does not take (`_try_resolve_transformers`; 0.32.0 was asked). In the registry of 0.8.5, not in that of
 0.8.4: nomic_bert and gte, and rotary positions in roberta.py; of 0.9.0, not of 0.8.5: new and Falcon-H1; of 0.11.1, not of 0.11.0:
 Qwen3-Omni. Qwen3: vllm-project/vllm#17327. Qwen3-Next: #24526, which 0.10.1 lacks, and a start of 0.10.2.
 gpt-oss: release notes of 0.10.1. Further release notes: Qwen2.5-VL (0.7.2, #12604), Gemma 3 (0.8.0, #14660), Llama 4 (0.8.3,
