@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
-from exo_inference.planner.checkpoint_releases import allow_deprecated
+from exo_inference.planner.checkpoint_releases import allow_deprecated, own_code_flags
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
@@ -76,6 +76,7 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
         yield from _family_changes(wanted, before, others)
         return
     yield from _flag_changes(wanted, before)
+    yield from _own_code_changes(wanted)
     yield from _state_changes(wanted, before)
     yield from _length_changes(wanted, before)
     yield from _overhead_changes(wanted, before)
@@ -231,6 +232,13 @@ def lacks_states(before: Plan) -> bool:
 def names_flags(before: Plan) -> bool:
     """Whether a refusal names the flags that mend it."""
     return any(each.refuses and each.ways for each in before.problems)
+
+
+def _own_code_changes(wanted: Wanted) -> Iterator[Change]:
+    missing = own_code_flags(wanted.model, wanted.parameters)
+    if missing:
+        changed = wanted.with_flags(others=(*wanted.parameters.others, *missing))
+        yield Change("flags", 0.1, "runs the code that comes with the model", changed)
 
 
 def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:

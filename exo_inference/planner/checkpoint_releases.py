@@ -1,6 +1,6 @@
 """Which models and quantized checkpoints a release of an engine reads by itself, by the type and method that config.json names.
 
-`planning.py` calls `check_class`, which goes by the engine's row of rules; `checks.py` calls `check_release`. The tables
+`planning.py` calls `check_class` and `check_own_code`, which go by the engine's row of rules; `checks.py` calls `check_release`. The tables
 here are those of the choices of vLLM's `--quantization`, release by release (`exo_inference/engines/catalog/vllm.json`,
 which a test holds them to); a method that moved out of vLLM is a plug-in's since. What a GPU needs for a format is not
 known here.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from exo_inference.planner.engine_rules import EngineRules, Version
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.families import NO_RELEASE
+from exo_inference.planner.model.families import NO_RELEASE, SERVED_BY
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 
@@ -33,6 +33,8 @@ DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 15, 1)}
 _PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
 _ALLOWING = "--allow-deprecated-quantization"
 _REFUSING = "--no-allow-deprecated-quantization"
+_RUN_OWN = "--trust-remote-code"
+_OVERRIDES = "--hf-overrides"
 
 
 def check_class(model: Architecture, rules: EngineRules) -> list[Problem]:
@@ -42,12 +44,42 @@ def check_class(model: Architecture, rules: EngineRules) -> list[Problem]:
     if not is_early and (gone is None or rules.version < gone):
         return []
     what = f"{rules.title} {'.'.join(map(str, rules.version))} has no class for {model.model_type}"
-    detail = f"{what}, as no release has: take another model"
+    other = SERVED_BY.get(model.model_type)
+    elsewhere = "" if other is None else f"{other}, which is no engine here, serves it; "
+    detail = f"{what}, as no release has: {elsewhere}take another model"
     if since is not None and since != NO_RELEASE:
         detail = f"{what} yet: use {'.'.join(map(str, since))} or later"
     elif gone is not None:
         detail = f"{what} any more: use a release before {'.'.join(map(str, gone))}, or an image with a plug-in for it"
     return [Problem("engine", detail, says_step=True)]
+
+
+def check_own_code(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+    """Return that the code of a model that brings its own is not run, where no flag says so."""
+    missing = own_code_flags(model, parameters)
+    if not missing:
+        return []
+    what = f"models of the type {model.model_type} bring code of their own, which {parameters.rules.title}"
+    step = "add both" if len(missing) > 1 else "add it"
+    return [Problem("engine", f"{what} runs only with {' and '.join(missing)}: {step}")]
+
+
+def own_code_flags(model: Architecture, parameters: EngineParameters) -> tuple[str, ...]:
+    """Return the flags that run a model's own code and are not there; none for a model that has none."""
+    own = parameters.rules.own_code.get(model.model_type)
+    if own is None:
+        return ()
+    ranks = any(weight.path == "classifier" for weight in model.outer_weights)
+    named = own.ranks if ranks else own.embeds
+    wanted = [_RUN_OWN]
+    if named:
+        wanted.append(f'{_OVERRIDES}={{"architectures":["{named}"]}}')
+    given = [each.replace("_", "-") for each in parameters.others]
+    return tuple(
+        flag
+        for flag in wanted
+        if not any(each.startswith(flag.partition("=")[0]) for each in given)
+    )
 
 
 def check_release(model: Architecture, parameters: EngineParameters) -> list[Problem]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
-from exo_inference.planner.model.families import CLASSES
+from exo_inference.planner.model.families import CLASSES, OWN_CODE, OwnCode
 from exo_inference.planner.processor.kernels import ProcessorKernels, TorchPart
 from exo_inference.planner.static.share import StaticShare, static_share
 
@@ -97,6 +97,7 @@ class EngineRules:
         spans_gpus: one replica may have several.
         families: model types that it serves, as text models; None for any that can be planned.
         classes: of model types, the first release with a class and the first one without, as far as they are known.
+        own_code: classes to name of model types whose code comes with the model, which it runs only if told to.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
@@ -175,6 +176,7 @@ class EngineRules:
     spans_gpus: bool = False
     families: frozenset[str] | None = None
     classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
+    own_code: Mapping[str, OwnCode] = field(default_factory=dict)
     pools_without_cache: bool = False
     shrinks_length: bool = False
     fits_length: bool = False
@@ -308,6 +310,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         profiles_encoder=True,
         quantizes=True,
         classes=CLASSES,
+        own_code=OWN_CODE,
         chooses_cache_type=True,
         takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),

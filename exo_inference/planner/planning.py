@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checkpoint_releases import check_class
+from exo_inference.planner.checkpoint_releases import check_class, check_own_code
 from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
@@ -40,11 +40,7 @@ from exo_inference.planner.parallel.communication import (
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.lacks import kernel_problems, not_sized, processor_notes
-from exo_inference.planner.profile_run import (
-    activations_component,
-    profile_batch,
-    with_first_start,
-)
+from exo_inference.planner.profile_run import activations_component, profile_batch, with_first_start
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
@@ -91,6 +87,7 @@ def plan(
         *check_quantization_flag(model, parameters),
         *kernel_problems(setting),
         *check_class(model, setting.rules),
+        *check_own_code(model, parameters),
         *setting.speculation.problems,
     ]
     if setting.ranks.pipeline > min(MAX_STAGES, len(setting.model.layers)):

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
-from exo_inference.planner import Plan, Verdict, find_gpu, find_model, plan, read_architecture
+from exo_inference.planner import (
+    Plan,
+    Verdict,
+    advise,
+    find_gpu,
+    find_model,
+    plan,
+    read_architecture,
+)
 from exo_inference.planner.checkpoint_releases import DEPRECATED, GONE, SINCE, check_class
 from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.parameters import EngineParameters
@@ -138,6 +146,13 @@ def test_the_table_is_that_of_the_flags_of_each_release() -> None:
         ("google/gemma-4-26B-A4B-it", "0.18.1", "use 0.19.0 or later"), ("google/gemma-4-26B-A4B-it", "0.19.0", ""),
         ("deepseek-ai/DeepSeek-V4-Flash", "0.19.1", "use 0.20.0 or later"), ("deepseek-ai/DeepSeek-V4-Flash", "0.20.0", ""),
         ("deepseek-ai/DeepSeek-V3.2", "0.10.2", "use 0.11.0 or later"),
+        ("nomic-ai/nomic-embed-text-v1.5", "0.8.4", "use 0.8.5 or later"), ("nomic-ai/nomic-embed-text-v1.5", "0.8.5", ""),
+        ("Snowflake/snowflake-arctic-embed-m-v2.0", "0.8.4", "use 0.8.5 or later"),
+        ("Alibaba-NLP/gte-base-en-v1.5", "0.8.5", "use 0.9.0 or later"), ("jinaai/jina-embeddings-v3", "0.8.4", "use 0.8.5 or later"),
+        ("tiiuae/Falcon-H1-34B-Instruct", "0.8.5", "use 0.9.0 or later"),
+        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "0.11.0", "use 0.11.1 or later"),
+        ("sentence-transformers/all-mpnet-base-v2", "0.32.0", "Text Embeddings Inference, which is no engine here, serves it"),
+        ("mixedbread-ai/mxbai-rerank-base-v1", "0.28.0", "Text Embeddings Inference, which is no engine here, serves it"),
     ],
 )  # fmt: skip
 def test_a_release_without_a_class_for_the_model_is_refused(
@@ -150,6 +165,35 @@ def test_a_release_without_a_class_for_the_model_is_refused(
         assert said in found[0].detail
         assert result.verdict is Verdict.REFUSED
     assert not any("no class" in note for note in result.notes)
+
+
+_GTE, _RANKS = (
+    f'--hf-overrides={{"architectures":["{name}"]}}'
+    for name in ("GteNewModel", "GteNewForSequenceClassification")
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "missing"),
+    [
+        ("jinaai/jina-embeddings-v3", (), ("--trust-remote-code",)),
+        ("jinaai/jina-embeddings-v3", ("--trust_remote_code",), ()),
+        ("Alibaba-NLP/gte-multilingual-base", (), ("--trust-remote-code", _GTE)),
+        ("Alibaba-NLP/gte-multilingual-base", ("--trust-remote-code",), (_GTE,)),
+        ("Alibaba-NLP/gte-multilingual-reranker-base", ("--trust-remote-code",), (_RANKS,)),
+        ("Snowflake/snowflake-arctic-embed-m-v2.0", (), ()), ("BAAI/bge-m3", (), ()),
+    ],
+)  # fmt: skip
+def test_code_that_comes_with_a_model_is_run_only_where_flags_say_so(
+    name: str, given: tuple[str, ...], missing: tuple[str, ...]
+) -> None:
+    model, gpu, flags = find_model(name), find_gpu("L4"), EngineParameters(others=given)
+    result = plan(model, gpu, 1, flags)
+    assert result.verdict is (Verdict.REFUSED if missing else Verdict.FITS)
+    for flag in missing:
+        assert flag in result.problems[0].detail
+    first = next(iter(advise(model, gpu, 1, flags)), None)
+    assert (first.plan.parameters.others if first else given) == (*given, *missing)
 
 
 @pytest.mark.parametrize(("engine", "release"), [("sglang", "0.4.4"), ("exo", "0.1.0")])

@@ -87,7 +87,12 @@ def test_the_page_lists_the_model_types_that_are_known() -> None:
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_a_family_is_planned(name: str) -> None:
     model = read_architecture(COUNTS[name]["config"], name=name)
-    result = plan(model, find_gpu("gpub300"), 1, EngineParameters(max_model_len=448))
+    result = plan(
+        model,
+        find_gpu("gpub300"),
+        1,
+        EngineParameters(max_model_len=448, others=("--trust-remote-code",)),
+    )
     assert result.verdict == ("refused" if check_class(model, result.parameters.rules) else "fits")
     assert result.kv_bytes_per_token == model.kv_elements_per_token * 2
 
@@ -120,6 +125,59 @@ def test_an_encoder_keeps_no_cache_and_still_has_a_plan(name: str) -> None:
     assert result.component("kv_cache") is None
     assert result.available_kv_bytes_per_gpu == 0
     assert explain(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "tokens"),
+    [
+        ("nomic-ai/nomic-embed-text-v1", 136_731_648, 2048), ("nomic-ai/nomic-embed-text-v2-moe", 475_292_928, 512),
+        ("Alibaba-NLP/gte-base-en-v1.5", 136_776_192, 8192), ("Alibaba-NLP/gte-multilingual-base", 305_368_320, 8192),
+        ("Alibaba-NLP/gte-multilingual-reranker-base", 305_959_681, 8192),
+        ("sentence-transformers/all-mpnet-base-v2", 109_486_464, 512), ("mixedbread-ai/mxbai-rerank-base-v1", 184_422_913, 512),
+        ("Qwen/Qwen3-Omni-30B-A3B-Thinking", 31_719_205_488, 65536),
+    ],
+)  # fmt: skip
+def test_a_model_has_the_count_that_is_published_and_no_more_tokens_than_engines_take(
+    name: str, count: int, tokens: int
+) -> None:
+    """Counts as mteb's `n_parameters`; vLLM to 0.17.1 starts Nomic's models with the positions they were trained on."""
+    model = find_model(name)
+    assert (model.num_parameters, model.max_model_len) == (count, tokens)
+
+
+def test_every_second_layer_of_nomics_mixture_has_experts() -> None:
+    model = find_model("nomic-ai/nomic-embed-text-v2-moe")
+    assert [layer.uses_moe for layer in model.layers] == [False, True] * 6
+    assert model.moe is not None
+    assert (model.moe.num_experts, model.moe.experts_per_token) == (8, 2)
+
+
+def test_jinas_adapters_are_not_counted_as_one_of_them_is_added_to_the_weights() -> None:
+    model = find_model("jinaai/jina-embeddings-v3")
+    hidden, wide, rank, tasks = 1024, 4096, 4, 5
+    layer = (3 * hidden + hidden) + 2 * hidden + 2 * (hidden + wide)
+    tables = (250_002 + hidden) + (1 + hidden) + 2 * hidden
+    adapters = tasks * rank * (24 * layer + tables)
+    assert model.num_parameters + adapters == 572_310_396  # published
+    assert model.model_type == "xlm-roberta-flash"
+    refused = plan(model, find_gpu("L4"), 1, EngineParameters(engine="exo"))
+    assert any("exo-engine serves" in each.detail for each in refused.problems)
+
+
+def test_a_deberta_with_projections_of_distances_is_not_guessed() -> None:
+    config = {**COUNTS["deberta-v2 with a convolution"]["config"], "share_att_key": False}
+    assert "share_att_key" in (read_architecture(config, name="deberta").cannot_size or "")
+
+
+@pytest.mark.parametrize("name", ["Pixtral-12B-2409", "Pixtral-Large-Instruct-2411"])
+def test_pixtral_has_the_context_that_vllm_takes_where_params_json_names_none(name: str) -> None:
+    assert find_model(f"mistralai/{name}").max_model_len == 128_000
+
+
+def test_a_projector_without_biases_has_none() -> None:
+    config = COUNTS["pixtral"]["config"]
+    plain = read_architecture({**config, "multimodal_projector_bias": False}, name="pixtral")
+    assert COUNTS["pixtral"]["num_parameters"] - plain.num_parameters == 2 * 5120
 
 
 @pytest.mark.parametrize(("engine", "keeps"), [("exo", False), ("vllm", True)])

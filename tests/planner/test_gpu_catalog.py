@@ -33,7 +33,7 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("RTX 5060 Ti", "Did you mean rtx-5060-ti-16gb"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
+    [("RTX 5060 Ti", "Did you mean rtx-5060-ti-8gb or rtx-5060-ti-16gb"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
      ("L40T", "Did you mean l40s"), ("Gaudi 3", "Known: "), ("TPU v5e", "Known: ")],
 )  # fmt: skip
 def test_names_that_have_all_of_an_unknown_one_come_first_and_none_for_an_unknown_maker(
@@ -140,3 +140,19 @@ def test_a_processor_limits_pcie_to_its_generation(processor: str, rate: float) 
     card = replace(find_gpu("rtx-5090"), processor=processor)
     assert card.bandwidth_between(4) == rate
     assert replace(find_gpu("h100-sxm"), processor=processor).bandwidth_between(8) == 450e9
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "mib"),
+    [
+        ("RTX PRO 5000", "rtx-pro-5000", 48404), ("RTX PRO 5000 Blackwell 48GB", "rtx-pro-5000", 48404),
+        ("NVIDIA RTX PRO 5000 72GB Blackwell", "rtx-pro-5000-72gb", 72915),
+        ("RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-workstation", 97387),
+        ("RTX PRO 4000 Blackwell SFF Edition", "rtx-pro-4000-sff", 23967), ("RTX PRO 2000 Blackwell", "rtx-pro-2000", 15811),
+        ("RTX 5070", "rtx-5070", 11727), ("RTX 5060", "rtx-5060", 7651), ("RTX 5060 Ti 8GB", "rtx-5060-ti-8gb", 7651),
+        ("MI350X", "mi350x", 294396), ("Radeon AI PRO R9700", "r9700", 32124),
+    ],
+)  # fmt: skip
+def test_gpus_sold_since_2025_are_known(name: str, key: str, mib: int) -> None:
+    gpu = find_gpu(name)
+    assert (gpu.key, gpu.reported_bytes) == (key, mib * 2**20)

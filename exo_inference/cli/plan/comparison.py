@@ -144,16 +144,18 @@ def _problems(plans: Sequence[DeploymentPlan]) -> tuple[list[str], list[str]]:
 
 
 def _row(plan: DeploymentPlan) -> tuple[str, ...]:
+    writes = not words.has_no_cache(plan)  # a text that is computed whole has no next token
+    most = fields.tokens_per_second(plan) if writes else None
     return (
         f"{plan.gpu_count} × {plan.gpu_type}",
         str(plan.verdict),
         f"{plan.largest_max_model_len:,}" if plan.largest_max_model_len else "-",
         words.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
         _or_dash(fields.first_token_seconds(plan)),
-        _or_dash(fields.inter_token_seconds(plan)),
-        f"{fields.tokens_per_second(plan):,.0f}" if fields.tokens_per_second(plan) else "-",
+        _or_dash(fields.inter_token_seconds(plan) if writes else None),
+        f"{most:,.0f}" if most else "-",
         words.usd(plan.usd_per_hour),
-        words.usd(fields.usd_per_million_tokens(plan)),
+        words.usd(fields.usd_per_million_tokens(plan) if writes else None),
         " ".join(dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))),
     )
 

@@ -259,11 +259,13 @@ def _outcome(advice: PlanAdvice) -> str:
     if after is None:
         return ""
     most = max((b.tokens_per_second for b in after.speed.batches), default=0) if after.speed else 0
-    parts = [
-        f"{words.size(after.available_kv_bytes_per_gpu)}{words.per_gpu(after)} for the KV cache",
-        f"{words.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
-    ]
-    parts += [f"up to {most:,.0f} tokens/s"] if most else []
+    parts = ["no KV cache", f"texts of up to {after.max_model_len:,} tokens"]
+    if not words.has_no_cache(after):
+        parts = [
+            f"{words.size(after.available_kv_bytes_per_gpu)}{words.per_gpu(after)} for the KV cache",
+            f"{words.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
+            *([f"up to {most:,.0f} tokens/s"] if most else []),
+        ]
     parts += [f"{words.usd(after.usd_per_hour)} USD/h"] if after.usd_per_hour is not None else []
     return ", ".join(parts)
 

@@ -23,7 +23,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
     "max_position_embeddings": (
-        "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+        "max_trained_positions", "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
         "max_sequence_length", "max_seq_length", "seq_len",
     ),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -48,6 +48,10 @@ class FieldProblem(ValueError):
 
 _PARTS: Mapping[str, tuple[str, ...]] = {"dbrx": ("attn_config", "ffn_config")}
 """Families whose attention and experts have objects of their own in the config."""
+
+
+_WITH_ROTARY: Mapping[str, str] = {"xlm-roberta": "xlm-roberta-flash"}
+"""Types whose files with rotary positions are another architecture, which no `model_type` says (jinaai/jina-embeddings-v3)."""
 
 
 class ConfigFields:
@@ -79,6 +83,9 @@ class ConfigFields:
         )
         self.model_type = str(config.get("model_type") or "").lower()
         self.text_type = str((inner or config).get("model_type") or self.model_type).lower()
+        if config.get("position_embedding_type") == "rotary":
+            self.model_type = _WITH_ROTARY.get(self.model_type, self.model_type)
+            self.text_type = _WITH_ROTARY.get(self.text_type, self.text_type)
 
     def get(self, name: str) -> Any:
         """Return the field under any of its names, or None."""
@@ -296,6 +303,7 @@ def _derived_length(fields: ConfigFields) -> float | None:
         "default",
         "llama3",
         "mrope",
+        "ntk",  # GTE: `max_position_embeddings` is what it stretches to
         "proportional",
     ):
         return length

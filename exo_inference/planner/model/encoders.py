@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem
-from exo_inference.planner.model.experts import mlp_weights
+from exo_inference.planner.model.experts import mlp_weights, moe_weights
 from exo_inference.planner.model.families import Family
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight, vector
 
@@ -32,32 +32,78 @@ def build_encoder_layers(fields: ConfigFields, family: Family) -> list[Layer]:
         FieldProblem: a size is missing or absurd.
     """
     hidden, wide = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    layer = Layer(
-        (
-            *_attention("attention", hidden, hidden, 1, has_bias=bool(family.qkv_bias)),
-            *_feed_forward("mlp", hidden, wide, 1, family),
-            vector("norms", _norm(family, 2 * hidden)),
-        ),
-        None,
+    family = _as_named(fields, family)
+    shared = (
+        *_attention("attention", hidden, hidden, 1, has_bias=bool(family.qkv_bias)),
+        vector("norms", _norm(family, 2 * hidden)),
     )
-    return [layer] * _count(fields, "num_hidden_layers")
+    plain = Layer((*shared, *_feed_forward("mlp", hidden, wide, 1, family)), None)
+    every, count = fields.integer("moe_every_n_layers", 0), _count(fields, "num_hidden_layers")
+    if not every:
+        return [plain] * count
+    experts = (*moe_weights(fields, family), vector("mlp.experts.bias", hidden))
+    routed = Layer((*shared, *experts), None, uses_moe=True)
+    return [routed if index % every == 1 else plain for index in range(count)]
+
+
+def _as_named(fields: ConfigFields, family: Family) -> Family:
+    """Return the family with the biases and the feed-forward that a config of Nomic's own form names."""
+    if fields.get("qkv_proj_bias") is None:
+        return family
+    has_bias = fields.flag("qkv_proj_bias")
+    is_gated = fields.text("activation_function") == "swiglu"
+    return replace(family, qkv_bias=has_bias, mlp_bias=has_bias, gated_mlp=is_gated)
 
 
 def encoder_outer(fields: ConfigFields, family: Family) -> list[Weight]:
-    """Return tables and pooler of an encoder that stands alone."""
+    """Return tables, pooler and classifier of an encoder that stands alone."""
     hidden = fields.integer("hidden_size")
-    weights = [Weight("embed_tokens", "embedding", fields.integer("vocab_size"), hidden)]
-    rows = fields.integer("type_vocab_size", 0) if family.positions is not None else 0
-    if family.positions is not None:
+    rows = fields.integer("type_vocab_size", 0)
+    if family.positions is not None and fields.flag("position_biased_input", default=True):
         rows += fields.integer("max_position_embeddings") + family.positions
-        weights.append(Weight("pooler", "mlp", hidden, hidden, shard=Shard.REPLICATED))
-        weights.append(vector("pooler.bias", hidden))
-    # Where rotary positions are used, the first layer has no norm before its attention.
-    final = _norm(family, hidden) if family.positions is not None else hidden
+    buckets = fields.integer("relative_attention_num_buckets", 0)
     return [
-        *weights, vector("embeddings.norm", final),
+        Weight("embed_tokens", "embedding", fields.integer("vocab_size"), hidden),
+        vector("embeddings.norm", _norm(family, hidden)),  # before layers (post-norm) or behind
         Weight("positions", "embedding", rows, hidden, shard=Shard.REPLICATED),
-    ]  # fmt: skip
+        vector("relative_attention_bias", buckets * fields.integer("num_attention_heads")),
+        *_relative_positions(fields, family, hidden),
+        *_heads(fields, family, hidden),
+    ]
+
+
+def _relative_positions(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight]:
+    """Yield what DeBERTa's layers share: embeddings of distances, their norm, and a convolution.
+
+    Raises:
+        FieldProblem: layers have projections of distances of their own.
+    """
+    if not fields.flag("relative_attention"):
+        return
+    if not fields.flag("share_att_key"):
+        raise FieldProblem("its share_att_key is not true, and other projections are not modelled")
+    spans = (fields.get("position_buckets"), fields.get("max_relative_positions"))
+    known = (each for each in spans if isinstance(each, int) and each > 0)
+    reach = next(known, fields.integer("max_position_embeddings"))
+    yield Weight("rel_embeddings", "embedding", 2 * reach, hidden, shard=Shard.REPLICATED)
+    if "layer_norm" in fields.text("norm_rel_ebd"):
+        yield vector("rel_embeddings.norm", _norm(family, hidden))
+    kernel = fields.integer("conv_kernel_size", 0)
+    if kernel:
+        yield Weight("conv", "mlp", hidden, kernel * hidden, shard=Shard.REPLICATED)
+        yield vector("conv.vectors", hidden + _norm(family, hidden))
+
+
+def _heads(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight]:
+    """Yield the dense layer over a text, and what scores it in a class that does."""
+    named = [str(each) for each in fields.sequence("architectures") or []]
+    scores = any(each.endswith("ForSequenceClassification") for each in named)
+    if family.pools or scores:
+        yield Weight("pooler", "mlp", hidden, hidden, shard=Shard.REPLICATED)
+        yield vector("pooler.bias", hidden)
+    if scores:
+        labels = len(fields.mapping("id2label")) or fields.integer("num_labels", 2)
+        yield vector("classifier", labels * (hidden + 1))
 
 
 def build_text_decoder(fields: ConfigFields, family: Family) -> list[Layer]:
@@ -143,8 +189,9 @@ def _feed_forward(
     path: str, hidden: int, wide: int, copies: int, family: Family
 ) -> Iterator[Weight]:
     yield from mlp_weights(path, "mlp", hidden, wide, is_gated=family.gated_mlp, copies=copies)
-    if family.mlp_bias:
-        yield Weight(f"{path}.bias", "norm", wide + hidden, 1, copies, Shard.REPLICATED)
+    if family.mlp_bias:  # a gated one has none on the way up (GTE)
+        size = hidden if family.gated_mlp else wide + hidden
+        yield Weight(f"{path}.bias", "norm", size, 1, copies, Shard.REPLICATED)
 
 
 def gated_as_asked(fields: ConfigFields, family: Family) -> Family:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Family:
         partial_rotary: the share of a head that is rotated where config.json does not say it (its class's default).
         positions: rows added to a learned position table; None: no such table.
         unused_positions: of that table, which no token of a prompt has (RoBERTa counts from its padding on).
+        pools: an encoder ends in a dense layer over the first token, whatever its class.
         min_batched_tokens: vLLM raises max-num-batched-tokens to the largest image or video item.
         layout: how the config describes the layers. `uniform` is one kind of decoder layer with variations;
             the others have a function of their own in `layers.py`.
@@ -85,6 +86,7 @@ class Family:
     partial_rotary: float | None = None
     positions: int | None = None
     unused_positions: int = 0
+    pools: bool = False
     min_batched_tokens: int = 0
     layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder", "states",
         "alternating", "side_by_side", "shared_attention", "encoder", "text_to_text",
@@ -138,9 +140,10 @@ _GEMMA4 = Family(
     min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True,
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4
 _BERT = Family(
-    layout="encoder", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, rope_caches=0, positions=0,
+    layout="encoder", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, rope_caches=0, positions=0, pools=True,
 )  # fmt: skip
 _ROBERTA = replace(_BERT, unused_positions=2)
+_GTE = replace(_BERT, gated_mlp=True, rope_caches=1, positions=None, pools=False)
 _MUSE_GLIMMER = Family(norms=4, gates_attention=True)
 _STEP3 = Family(shares_queries=True)
 _STATES = Family(layout="states", others_are="selective", rope_caches=0)
@@ -153,6 +156,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_vl": replace(_QWEN2, rope_stretch=4),
     "qwen2_5_vl": replace(_QWEN2, rope_stretch=4),
     "qwen2_5_omni": replace(_QWEN2, rope_stretch=4),
+    "qwen3_omni_moe": Family(qk_norm="head", rope_stretch=4),
     "qwen3": replace(_QWEN3, full_first=28), "qwen3_moe": _QWEN3,
     "qwen3_vl": Family(qk_norm="head", rope_stretch=4),
     "qwen3_vl_moe": Family(qk_norm="head", rope_stretch=4),
@@ -233,6 +237,8 @@ FAMILIES: Mapping[str, Family] = {
     "falcon_h1": Family(layout="side_by_side", others_are="ssd"),
     "zamba2": Family(layout="shared_attention", others_are="ssd", ties_by_default=True, rope_caches=0),
     "bert": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA, "modernbert": Family(layout="encoder"),
+    "mpnet": _ROBERTA, "deberta-v2": replace(_BERT, pools=False), "xlm-roberta-flash": replace(_ROBERTA, rope_caches=1, positions=None),
+    "gte": _GTE, "new": _GTE, "nomic_bert": replace(_GTE, qkv_bias=False, mlp_bias=False),
     "t5": Family(layout="text_to_text", gated_mlp=False, ties_by_default=True, rope_caches=0),
     "bart": Family(
         layout="text_to_text", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True,
@@ -256,25 +262,53 @@ FAMILIES: Mapping[str, Family] = {
 NO_RELEASE = (1000, 0, 0)
 
 CLASSES: Mapping[str, tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]] = {
-    "t5": (NO_RELEASE, None), "bart": (None, (0, 11, 0)), "qwen3": ((0, 8, 4), None), "qwen3_moe": ((0, 8, 4), None),
+    "t5": (NO_RELEASE, None), "mpnet": (NO_RELEASE, None), "deberta-v2": (NO_RELEASE, None), "bart": (None, (0, 11, 0)), "qwen3": ((0, 8, 4), None), "qwen3_moe": ((0, 8, 4), None),
     "qwen3_next": ((0, 10, 2), None), "gpt_oss": ((0, 10, 1), None),
     "whisper": ((0, 7, 0), None), "gemma3": ((0, 8, 0), None), "gemma3_text": ((0, 8, 0), None), "qwen2_5_vl": ((0, 7, 2), None),
     "llama4": ((0, 8, 3), None), "llama4_text": ((0, 8, 3), None), "modernbert": ((0, 8, 5), None), "qwen2_5_omni": ((0, 8, 5), None),
     "granitemoehybrid": ((0, 9, 0), None), "glm4_moe": ((0, 10, 0), None), "step3_vl": ((0, 10, 1), None), "step3_text": ((0, 10, 1), None),
     "qwen3_vl": ((0, 11, 0), None), "qwen3_vl_moe": ((0, 11, 0), None), "deepseek_v32": ((0, 11, 0), None),
+    "nomic_bert": ((0, 8, 5), None), "gte": ((0, 8, 5), None), "xlm-roberta-flash": ((0, 8, 5), None), "new": ((0, 9, 0), None),
+    "falcon_h1": ((0, 9, 0), None), "qwen3_omni_moe": ((0, 11, 1), None),
     "qwen3_5": ((0, 17, 0), None), "qwen3_5_moe": ((0, 17, 0), None), "gemma4": ((0, 19, 0), None), "gemma4_text": ((0, 19, 0), None),
     "deepseek_v4": ((0, 20, 0), None), "minimax_m3": ((0, 24, 0), None),
 }  # fmt: skip
 """The first release of vLLM with a class for a model type and the first one without, as far as they are known.
 
 T5 is not in the registry of 0.32.0 nor among the models that were removed; BART is there, with 0.10.2 as its last
-(model_executor/models/registry.py). Qwen3: vllm-project/vllm#17327. Qwen3-Next: #24526, which 0.10.1 lacks, and a start of 0.10.2.
+(model_executor/models/registry.py). MPNet and DeBERTa are not there either, and their classes of transformers have attention of
+their own, which vLLM's Transformers backend does not take (`_try_resolve_transformers`; 0.32.0 was asked). In the registry of 0.8.5, not in that of
+0.8.4: nomic_bert and gte, and rotary positions in roberta.py; of 0.9.0, not of 0.8.5: new and Falcon-H1; of 0.11.1, not of 0.11.0:
+Qwen3-Omni. Qwen3: vllm-project/vllm#17327. Qwen3-Next: #24526, which 0.10.1 lacks, and a start of 0.10.2.
 gpt-oss: release notes of 0.10.1. Further release notes: Qwen2.5-VL (0.7.2, #12604), Gemma 3 (0.8.0, #14660), Llama 4 (0.8.3,
 #16104), ModernBERT and Qwen2.5-Omni (0.8.5, #16648 and #15130), Step-3 (0.10.1, #21998), Qwen3-VL and DeepSeek-V3.2 (0.11.0,
 #24727 and #25896), Gemma 4 (0.19.0, #38826), DeepSeek-V4 (0.20.0, #40860), MiniMax-M3 (0.24.0, #45381, which 0.23.0's say
 that it lacks). Whisper: #11280, after 0.6.6.post1 (#180). Granite 4 hybrids: #17497, opened after 0.8.5. GLM-4.5: 0.10.0 starts it
 (zai-org/GLM-4.5#5), and it is younger than 0.9.2. Qwen3.5: 0.16.0 refuses it, 0.17.0 has it (runpod-workers/worker-vllm#279).
 """
+
+SERVED_BY: Mapping[str, str] = {
+    "mpnet": "Text Embeddings Inference", "deberta-v2": "Text Embeddings Inference",
+}  # fmt: skip
+"""What serves types that no release of vLLM does, though it is no engine here (huggingface/text-embeddings-inference@0d124dc,
+backends/candle/src/lib.rs)."""
+
+
+class OwnCode(NamedTuple):
+    """What vLLM is told of a type whose code comes with the model: its class for one that embeds, and for one that ranks.
+
+    An empty name: the class that config.json names is the right one.
+    """
+
+    embeds: str = ""
+    ranks: str = ""
+
+
+OWN_CODE: Mapping[str, OwnCode] = {
+    "new": OwnCode("GteNewModel", "GteNewForSequenceClassification"), "xlm-roberta-flash": OwnCode(),
+}  # fmt: skip
+"""vLLM 0.32.0: models/registry.py has no NewModel, which docs/models/supported_models.md tells to override, and
+models/config.py wants the classes of config that come with both."""
 
 UNCHECKED = frozenset(
     {"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe", "qwen2_5_omni"}

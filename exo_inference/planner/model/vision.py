@@ -59,6 +59,7 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
     inner = {
         "scale_factor": fields.outer.get("scale_factor"),
         "merges_patches": fields.model_type not in _PLAIN_PROJECTORS,
+        "multimodal_projector_bias": fields.outer.get("multimodal_projector_bias"),
         **fields.vision,
     }
     vision = ConfigFields(inner)
@@ -132,10 +133,11 @@ def _pixtral(vision: ConfigFields, text: int) -> Built:
     """Pixtral: with LLaVA's projector, or the patch merger of Mistral Small 3.1 and Ministral 3."""
     size, wide, count, patch, patches = usual_sizes(vision)
     merges = vision.flag("merges_patches", default=True)
+    biases = 2 * text if vision.flag("multimodal_projector_bias", default=True) else 0
     weights = blocks(size, wide, count, biases=False, norms=2, gated=True)
     weights += [
         matrix("patch_conv", size, 3 * patch * patch),
-        plain_vectors(2 * size if merges else size + 2 * text),
+        plain_vectors(2 * size if merges else size + biases),
         matrix("linear_1", text, size, part="projector"),
         matrix("linear_2", text, text, part="projector"),
     ]
@@ -333,7 +335,7 @@ _PLAIN_PROJECTORS = frozenset({"llava"})
 
 _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], ...] = (
     (("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni"), _qwen2_vl),
-    (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
+    (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe"), _qwen3_vl),
     (("llava_next",), _llava_next),
     (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),

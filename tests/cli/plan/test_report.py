@@ -72,6 +72,26 @@ def test_a_model_that_embeds_has_no_cache_and_no_table_of_tokens(exo: Exo) -> No
     assert "= KV cache" not in page
 
 
+def test_a_way_out_of_a_model_without_a_cache_promises_none(exo: Exo) -> None:
+    flags = ("--model-name", "Alibaba-NLP/gte-base-en-v1.5", "--gpu-type", "L4", "--offline")
+    page = exo(*PLAN, *flags).out
+    assert "no KV cache, texts of up to 8,192 tokens" in page
+    assert "requests of" not in page
+    assert "tokens/s" not in page
+    assert '--hf-overrides={"architectures":["GteNewModel"]}' in page
+
+
+def test_a_comparison_of_a_model_that_embeds_has_no_time_between_tokens(exo: Exo) -> None:
+    flags = ("--model-name", "nomic-ai/nomic-embed-text-v1.5", "--compare=L4", "--offline")
+    row = next(line for line in exo(*PLAN, *flags).out.splitlines() if "1 × l4" in line)
+    gpus, verdict, longest, at_once, first, between, throughput, _, per_million = (
+        each.strip() for each in re.split(r"  +", row.strip())
+    )
+    assert (gpus, verdict, longest) == ("1 × l4", "fits", "2,048")
+    assert first.endswith("ms")
+    assert (at_once, between, throughput, per_million) == ("-", "-", "-", "-")
+
+
 def shape_of(line: str) -> str:
     """Return a line with # for every number with the blanks before it, and (bar) for a bar."""
     line = re.sub(r"[█▓▒░=.]{40,}", "(bar)", line)
