@@ -270,7 +270,8 @@ FAMILIES: Mapping[str, Family] = {
     "longcat_flash": Family(layout="doubled"), "voxtral_realtime": Family(ties_by_default=True, adaptive_norms=32),
     "molmo": Family(bias_fields=("qkv_bias", "qkv_bias"), o_bias=False, mlp_divisor=2),
     "openai_privacy_filter": Family(qkv_bias=True, o_bias=True, sinks="all", biases_experts=True),
-    "keye": _QWEN3, "keyevl1_5": _QWEN3, "isaac": _QWEN3,
+    "clip": replace(_BERT, pools=False), "siglip": replace(_BERT, pools=False), "phi4mm": _LLAMA, "hunyuan_vl": _QWEN3, "molmo2": _QWEN3,
+    "bailing_hybrid": Family(gates_heads=True), "keye": _QWEN3, "keyevl1_5": _QWEN3, "isaac": _QWEN3,
     "dots_ocr": Family(qkv_bias=True, o_bias=False), "minicpmv": _LLAMA, "minicpmo": _LLAMA,
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True

@@ -60,8 +60,10 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
         return clip.molmo(fields.integer("hidden_size"), fields.integer("intermediate_size") // 2)
     if fields.vision is None:
         return None
-    if isinstance(fields.vision.get("width"), Mapping):
-        return *merging.sam_and_clip(fields.integer("hidden_size")), True
+    towers = fields.vision.get("width")
+    if isinstance(towers, Mapping):
+        join = merging.sam_and_clip if any("clip" in each for each in towers) else merging.sam_and_qwen
+        return *join(fields.integer("hidden_size")), True
     inner = {
         **{name: fields.outer.get(name) for name in _OF_PROJECTORS},
         "merges_patches": fields.model_type not in _PLAIN_PROJECTORS,
@@ -354,6 +356,16 @@ def _phi3_v(text: int) -> tuple[list[Weight], VisionShape, bool]:
     return weights, replace(shape, max_tokens=17 * shape.max_tokens), True
 
 
+_PHI4MM = 857_650_624
+"""Parameters of Phi-4-multimodal's SigLIP, its Conformer and their projections, instantiated (transformers 5.23.0)."""
+
+
+def _phi4mm(text: int) -> tuple[list[Weight], VisionShape, bool]:
+    """Phi-4-multimodal's encoders of images and speech, without the adapters that an engine loads when told to."""
+    encoders = Weight("embed_tokens_extend", "vision", _PHI4MM, 1, shard=Shard.REPLICATED)
+    return [encoders], VisionShape(1152, 4304, 27, 37 * 1024), True
+
+
 def _plain(vision: ConfigFields, text: int) -> Built:
     """A vision transformer with a two-layer projector, for encoders that are not known."""
     size = vision.integer("hidden_size", vision.integer("embed_dim", 1024))
@@ -375,8 +387,8 @@ _PLAIN_PROJECTORS = frozenset({"llava"})
 
 _OF_PROJECTORS = (
     "scale_factor", "multimodal_projector_bias", "downsample_factor", "alignment_intermediate_size", "max_splits_per_img",
-    "projector_hidden_size", "projector_use_layernorm", "max_tiles", "max_num_patches", "query_num",
-    "drop_vision_last_layer", "ffn_hidden_size",
+    "projector_use_layernorm", "max_tiles", "max_num_patches", "query_num",
+    "drop_vision_last_layer", "ffn_hidden_size", "visual_vocab_size", "projector_hidden_size", "adapter_intermediate_size",
 )  # fmt: skip
 """What a config says of its projector outside the object of its encoder."""
 
@@ -399,11 +411,18 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("r", "bee"), siglip.normed_two_layers),
     (("keye", "keyevl1_5"), siglip.keye),
     (("isaac",), siglip.isaac),
+    (("clip",), clip.joint),
+    (("siglip",), siglip.joint),
+    (("modernvbert",), siglip.shuffled),
+    (("ovis2_5", "ovis2_6_moe"), siglip.discrete),
+    (("molmo2",), siglip.pooled),
+    (("hunyuan_vl",), siglip.hunyuan),
+    (("nemotronh_nano_vl_v2",), merging.radio),
     (("chatglm",), clip.eva),
     (("vlm",), _hyperclovax),
     (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),
-    (("internvl", "internvl_chat", "interns1", "qianfan_ocr"), _internvl),
+    (("internvl", "internvl_chat", "interns1", "qianfan_ocr", "h2ovl_chat"), _internvl),
     (("nvlm_d",), _nvlm),
     (("pixtral",), _pixtral),
     (("clip_vision_model",), _clip),
@@ -435,5 +454,7 @@ class _Fixed:
 _FIXED: Mapping[str, _Fixed] = {
     "gemma3n": _Fixed(_gemma3n, always=True),
     "step3p7": _Fixed(_step_defaults),
+    "step_robotics": _Fixed(_step_defaults, always=True),
+    "phi4mm": _Fixed(_phi4mm, always=True),
     "phi3_v": _Fixed(_phi3_v),
 }
