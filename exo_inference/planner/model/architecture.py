@@ -403,7 +403,7 @@ def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
 
 
 _WITHOUT_HEAD = re.compile(
-    r"(?!Eagle)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
+    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
 )
 _NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 

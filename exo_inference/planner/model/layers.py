@@ -119,7 +119,9 @@ def attention_kinds(fields: ConfigFields, family: Family, count: int) -> list[st
         return ["latent" if index + 1 in full else "linear" for index in range(count)]
     named = fields.sequence("layer_types")
     if fields.get("kv_lora_rank") and "linear_attention" in (named or []):
-        return ["linear" if name == "linear_attention" else "latent" for name in named or []][:count]
+        return ["linear" if name == "linear_attention" else "latent" for name in named or []][
+            :count
+        ]
     if fields.get("kv_lora_rank"):
         windows = named if named is not None and fields.get("swa_kv_lora_rank") else []
         return ["window" if name == "sliding_attention" else "latent" for name in windows] or [

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_inference.planner.model import joined_vision
-from exo_inference.planner.model.config_fields import ConfigFields, whole_number
+from exo_inference.planner.model.config_fields import ConfigFields
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
-from exo_inference.planner.model.towers import clip, merging, siglip
+from exo_inference.planner.model.towers import clip, internvit, merging, siglip
 from exo_inference.planner.model.vision_parts import (
     QWEN_MAX_PATCHES,
     Built,
@@ -62,7 +62,9 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
         return None
     towers = fields.vision.get("width")
     if isinstance(towers, Mapping):
-        join = merging.sam_and_clip if any("clip" in each for each in towers) else merging.sam_and_qwen
+        join = (
+            merging.sam_and_clip if any("clip" in each for each in towers) else merging.sam_and_qwen
+        )
         return *join(fields.integer("hidden_size")), True
     inner = {
         **{name: fields.outer.get(name) for name in _OF_PROJECTORS},
@@ -161,54 +163,6 @@ def _pixtral(vision: ConfigFields, text: int) -> Built:
     if merges:
         weights.append(matrix("patch_merger", size, 4 * size, part="projector"))
     return weights, VisionShape(size, wide, count, patches)
-
-
-_INTERNVL_TILES = 13
-"""Twelve and the whole image (`max_dynamic_patch` of the published configs)."""
-
-
-def _internvl(vision: ConfigFields, text: int) -> Built:
-    """InternViT with the projector of InternVL, over tiles."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count = vision.integer("num_hidden_layers")
-    patch, image = _edge(vision, "patch_size"), _edge(vision, "image_size")
-    positions = (image // max(1, patch)) ** 2 + 1
-    has_bias = vision.flag("attention_bias", default=vision.flag("qkv_bias"))
-    has_norms = vision.flag("use_qk_norm", default=vision.flag("qk_normalization"))
-    norms = 2 if vision.text("norm_type") == "rms_norm" else 4
-    vectors = (norms + 4 + 3 * has_bias + 2 * has_norms) * size + wide
-    weights = blocks(size, wide, count, biases=False, norms=0)
-    weights += [
-        plain_vectors(vectors, count),
-        matrix("patch_embedding", size, 3 * patch * patch),
-        plain_vectors(size + size + positions * size),
-        matrix("linear_1", text, 4 * size, part="projector"),
-        matrix("linear_2", text, text, part="projector"),
-        plain_vectors(2 * 4 * size + 2 * text),
-    ]
-    return weights, VisionShape(size, wide, count, _INTERNVL_TILES * positions)
-
-
-def _nvlm(vision: ConfigFields, text: int) -> Built:
-    """NVLM: InternViT with heads added so that ranks divide them, and a projector as wide as the text's feed-forward."""
-    weights, shape = _internvl(vision, text)
-    size, inner = shape.hidden_size, vision.integer("text_intermediate_size")
-    added = vision.integer("num_dummy_heads", 0) * (size // vision.integer("num_attention_heads"))
-    weights = [each for each in weights if "linear_" not in each.path]
-    weights += [
-        matrix("dummy_heads", 4 * added, size, shape.num_layers),
-        matrix("linear_1", inner, 4 * size, part="projector"),
-        matrix("linear_2", text, inner, part="projector"),
-    ]
-    return weights, shape
-
-
-def _edge(vision: ConfigFields, name: str) -> int:
-    """Return the edge of a square that a config gives as one number or as two."""
-    given = vision.get(name)
-    return (
-        whole_number(name, given[0]) if isinstance(given, list) and given else vision.integer(name)
-    )
 
 
 def _qwen2_vl(vision: ConfigFields, text: int) -> Built:
@@ -422,8 +376,8 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("vlm",), _hyperclovax),
     (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),
-    (("internvl", "internvl_chat", "interns1", "qianfan_ocr", "h2ovl_chat"), _internvl),
-    (("nvlm_d",), _nvlm),
+    (("internvl", "internvl_chat", "interns1", "qianfan_ocr", "h2ovl_chat"), internvit.internvl),
+    (("nvlm_d",), internvit.nvlm),
     (("pixtral",), _pixtral),
     (("clip_vision_model",), _clip),
     (("llama4", "llama4_vision_model"), _llama4),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exo_inference.planner.model.shapes import VisionShape
-from exo_inference.planner.model.vision_parts import Built, blocks, matrix, plain_vectors, usual_sizes
+from exo_inference.planner.model.vision_parts import (
+    Built,
+    blocks,
+    matrix,
+    plain_vectors,
+    usual_sizes,
+)
 
 if TYPE_CHECKING:
     from exo_inference.planner.model.config_fields import ConfigFields
