@@ -47,6 +47,7 @@ _CLASSES = {
     "deepseekocr2": "deepseekvlv2",
     "colmodernvbert": "modernvbert",
     "stepvl": "steprobotics",
+    "hfmoondream": "moondream3",
     "bailingmoev3": "bailinghybrid",
     "rnj1": "gemma3",
     "hcxvisionv2": "vlm",

@@ -365,6 +365,7 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("r", "bee"), siglip.normed_two_layers),
     (("keye", "keyevl1_5"), siglip.keye),
     (("isaac",), siglip.isaac),
+    (("moondream3",), siglip.doubled),
     (("clip",), clip.joint),
     (("siglip",), siglip.joint),
     (("modernvbert",), siglip.shuffled),

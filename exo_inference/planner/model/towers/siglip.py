@@ -155,6 +155,22 @@ def hunyuan(vision: ConfigFields, text: int) -> Built:
     return weights, VisionShape(size, wide, count, positions)
 
 
+_MOONDREAM_CROPS = 13
+"""Twelve and the whole image (`max_crops` of the published model)."""
+
+
+def doubled(vision: ConfigFields, text: int) -> Built:
+    """Moondream 3: the whole image beside its crops, and two projections through a wider layer."""
+    weights, shape = tower(vision)
+    inner = vision.integer("proj_inner_dim", 8192)
+    weights += [
+        matrix("proj_mlp.fc1", inner, 2 * shape.hidden_size, part="projector"),
+        matrix("proj_mlp.fc2", text, inner, part="projector"),
+        plain_vectors(inner + text),
+    ]
+    return weights, replace(shape, max_tokens=_MOONDREAM_CROPS * shape.max_tokens)
+
+
 def isaac(vision: ConfigFields, text: int) -> Built:
     """Isaac: two wide projections of joined patches without biases (vLLM 0.32.0, isaac.py)."""
     weights, shape = tower(vision)
