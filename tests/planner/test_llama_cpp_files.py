@@ -6,7 +6,7 @@ import pytest
 
 from exo_inference.planner import find_model
 from exo_inference.planner.gpu_catalog import MIB
-from exo_inference.planner.llama_cpp.tensor_types import KNOWN, Mix
+from exo_inference.planner.llama_cpp.tensor_types import BITS, KNOWN, Mix
 from exo_inference.planner.llama_cpp.weights import file_bytes
 from exo_inference.planner.model.checkpoint import with_gguf
 from exo_inference.planner.model.quantization import GGUF_BITS
@@ -38,7 +38,9 @@ def test_every_tensor_of_every_mix_has_a_type(name: str, role: str) -> None:
     mixes = [Mix(name, 32), Mix(name, 32, 8, 8), Mix(name, 80, 8, is_tied=True, is_70b=True)]
     for mix in mixes:
         bits = [
-            mix.bits(role, layer, columns) for layer in (0, 15, 31) for columns in (4096, 160, 7)
+            BITS[mix.kind(role, layer, columns)]
+            for layer in (0, 15, 31)
+            for columns in (4096, 160, 7)
         ]
         assert all(1.5 < each <= 32 for each in bits)
 
@@ -77,17 +79,17 @@ def test_layers_of_one_group_have_the_same_types() -> None:
     for name in KNOWN:
         mix, known = Mix(name, 40), {}
         for layer in range(40):
-            bits = [mix.bits(role, layer, 4096) for role in ("v", "o", "down", "expert-down")]
+            bits = [BITS[mix.kind(role, layer, 4096)] for role in ("v", "o", "down", "expert-down")]
             assert known.setdefault(mix.group(layer), bits) == bits
 
 
 def test_rows_that_are_no_whole_blocks_have_another_type() -> None:
     mix = Mix("Q4_K_M", 32)
-    assert (mix.bits("q", 9, 4096), mix.bits("q", 9, 2880 // 9), mix.bits("q", 9, 100)) == (
-        4.5,
-        5.5,
-        16.0,
-    )
+    assert [mix.kind("q", 9, columns) for columns in (4096, 2880 // 9, 100)] == [
+        "Q4_K",
+        "Q5_0",
+        "F16",
+    ]
 
 
 def test_a_known_file_scales_its_tensors() -> None:

@@ -66,8 +66,8 @@ class Mix:
         eighth, sixteenth = self.num_layers // 8, self.num_layers // 16
         return self._has_more_bits(layer), *(layer < end for end in (2, 4, sixteenth, eighth))
 
-    def bits(self, role: str, layer: int, columns: int) -> float:
-        """Return the bits per weight of a tensor.
+    def kind(self, role: str, layer: int, columns: int) -> str:
+        """Return the type of a tensor.
 
         Args:
             role: what it is: `v`, `k`, `down`, `o`, `output`, `embedding`, `expert-down`, `expert` or `other`.
@@ -75,12 +75,12 @@ class Mix:
             columns: its rows are so long.
         """
         if self.experts and role.startswith("expert"):
-            return BITS[self.experts]
+            return self.experts
         kind = self._type(role, layer)
         if columns % (32 if kind in _OF_32 else 256) and kind not in _PLAIN:
             kind = _FALLBACK.get(kind, "F16")
             kind = kind if columns % 32 == 0 else "F16"
-        return BITS[kind]
+        return kind
 
     def _type(self, role: str, layer: int) -> str:
         default = _DEFAULTS[self.name]
