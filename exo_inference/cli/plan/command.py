@@ -19,6 +19,7 @@ from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import (
+    CPU,
     LocalPlanner,
     Planner,
     RemotePlanner,
@@ -166,7 +167,8 @@ def print_plan(
     else:
         width = page_width()
         lines = report(plan, line, replicas, width)
-        print_page([*lines, *_arithmetic(steps, width)] if steps else lines)
+        device = "CPU" if plan.gpu_type == CPU else "GPU"
+        print_page([*lines, *_arithmetic(steps, device, width)] if steps else lines)
 
 
 def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas: int) -> None:
@@ -208,10 +210,10 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
     )
 
 
-def _arithmetic(steps: Sequence[Step], width: int) -> Iterator[Text]:
+def _arithmetic(steps: Sequence[Step], device: str, width: int) -> Iterator[Text]:
     """Yield the steps: what, how, and from where."""
     yield Text()
-    yield Text("How these figures come about, for one GPU", "bold")
+    yield Text(f"How these figures come about, for one {device}", "bold")
     for step in steps:
         yield Text(harmless(f"  {step.title}: {step.result}"))
         for text, style in ((step.formula, ""), (step.source and f"[{step.source}]", "dim")):
