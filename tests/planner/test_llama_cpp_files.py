@@ -66,13 +66,35 @@ def test_files_are_as_large_as_public_ones(model: str, mix: str, gigabytes: floa
     assert total / 1e9 == pytest.approx(gigabytes, rel=0.003)
 
 
-@pytest.mark.parametrize("mix", [each for each in GGUF_BITS if each[-2:] not in ("_0", "_1")])
+@pytest.mark.parametrize(
+    "mix", [each for each in GGUF_BITS if each[-2:] not in ("_0", "_1") and each != "MXFP4_MOE"]
+)
 def test_types_add_up_to_the_bits_that_llama_cpp_lists(mix: str) -> None:
     """Those of Q4_0 to Q5_1 are of pure files; the list is of Llama-3.1-8B."""
     model = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), mix)
     tensors = file_bytes(model)
     total = sum(layer.total for layer in tensors.layers) + tensors.embedding + tensors.output
     assert 8 * total / model.num_parameters == pytest.approx(GGUF_BITS[mix], abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ggml-org/gpt-oss-20b-GGUF",
+        "unsloth/gpt-oss-20b-GGUF",
+        "me/gpt-oss-20b-MXFP4-GGUF",
+        "gpt-oss-20b",
+    ],
+)
+def test_gguf_files_of_gpt_oss_are_in_mxfp4(name: str) -> None:
+    """The size is that of lmstudio-community/gpt-oss-20b-GGUF/gpt-oss-20b-MXFP4.gguf."""
+    model = find_model(name)
+    tensors = file_bytes(model)
+    total = sum(layer.total for layer in tensors.layers) + tensors.embedding + tensors.output
+    assert total / 1e9 == pytest.approx(12.1096, rel=0.002)
+    assert 8 * 12_109_565_632 / model.num_parameters == pytest.approx(
+        GGUF_BITS["MXFP4_MOE"], abs=6e-4
+    )
 
 
 def test_layers_of_one_group_have_the_same_types() -> None:

@@ -24,7 +24,7 @@ _DEFAULTS: Mapping[str, str] = {
     "Q5_1": "Q5_1", "Q5_0": "Q5_0", "Q4_K_M": "Q4_K", "Q4_K_S": "Q4_K", "Q4_1": "Q4_1", "Q4_0": "Q4_0",
     "Q3_K_L": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_S": "Q3_K", "Q2_K": "Q2_K", "IQ4_NL": "IQ4_NL", "IQ4_XS": "IQ4_XS",
     "IQ3_M": "IQ3_S", "IQ3_XXS": "IQ3_XXS", "IQ2_M": "IQ2_S", "IQ2_XS": "IQ2_XS", "IQ2_XXS": "IQ2_XXS",
-    "IQ1_M": "IQ1_M", "IQ1_S": "IQ1_S", "MXFP4": "MXFP4",
+    "IQ1_M": "IQ1_M", "IQ1_S": "IQ1_S", "MXFP4_MOE": "MXFP4",
 }  # fmt: skip
 _PLAIN = frozenset({"F32", "F16", "BF16"})
 _SMALL = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_M"})
@@ -86,7 +86,7 @@ class Mix:
         default = _DEFAULTS[self.name]
         if default in _PLAIN:
             return default
-        if self.name == "MXFP4":
+        if self.name == "MXFP4_MOE":
             return "MXFP4" if role.startswith("expert") else "Q8_0"
         if role == "output" or (role == "embedding" and self.is_tied):
             return self._output_type(default)

@@ -116,7 +116,7 @@ def _quantization(model: Architecture) -> str:
         )
     if quantization.method == _GGUF:
         return quantization.default.name.removeprefix(_NAME)
-    return "MXFP4" if quantization.method == _MXFP4 else ""
+    return "MXFP4_MOE" if quantization.method == _MXFP4 else ""
 
 
 def _is_tied(model: Architecture) -> bool:
