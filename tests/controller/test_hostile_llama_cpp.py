@@ -17,7 +17,7 @@ from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
 from tests.controller.fakes import FakePlatform
 
-MODEL = "meta-llama/Llama-3.1-8B-Instruct-Q4_K_M-GGUF"
+MODEL = "meta-llama/Llama-3.1-8B-Instruct-GGUF:Q4_K_M"
 GPU = InstanceTypeInfo(
     "gpua5000", 16, 16, gpu=find_gpu("gpua5000"), engine="vllm", engines=engines_on("gpu")
 )
@@ -64,6 +64,20 @@ def refuse(controller: Controller, body: bytes) -> requests.Response:
     assert len(answer.content) < 100_000, "the answer repeats what was sent"
     assert not controller.client().list_deployments()["deployments"]
     return answer
+
+
+def test_a_deployment_of_a_gguf_file_is_admitted_and_planned(controller: Controller) -> None:
+    """Without flags that hurt, so that the refusals below are of these."""
+    answer = post(controller, asked(["--ctx-size", "8192"]), "?dry-run=dry-run")
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()["plan"]
+    assert (plan["verdict"], plan["model"], plan["kv-capacity-tokens"]) == ("fits", MODEL, 8192)
+
+
+def test_a_new_model_says_how_much_is_fetched(controller: Controller) -> None:
+    body = json.dumps({"name": "Qwen/Qwen3-8B-GGUF:Q8_0"}).encode()
+    answer = controller.call("POST", "/v2/ai/model?dry-run=dry-run", data=body)
+    assert answer.json()["message"].endswith("; 3.15 MB in 1 file to fetch")
 
 
 NUMBERS = [

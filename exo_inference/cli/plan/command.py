@@ -61,6 +61,8 @@ def run(session: Session, options: PlanOptions) -> int:
     count = wanted.gpu_count or 1
     plan = planner.plan(wanted.gpu_type, count, with_advice=True)
     steps = planner.steps(wanted.gpu_type, count) if options.explain else None
+    if _lacks_type(options, plan):
+        plan = plan.model_copy(update={"notes": [*plan.notes, words.gguf_note(plan)]})
     line = command_line(session, options, plan)
     print_plan(output, plan, line, wanted.replicas or 1, steps)
     if plan.verdict == PlanVerdict.TIGHT:
@@ -197,6 +199,7 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
     is_known = options.model_path is None and options.gpu_file is None
     version = wanted.engine_version
     can_create = is_known and (version is None or can_name(wanted.engine, version))
+    can_create = can_create and not _lacks_type(options, plan)
     if not is_known:
         chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
     return CommandLine(
@@ -208,6 +211,12 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
         engine=plan.engine or GPU_ENGINE,
         globals=session.flags.to_paste,
     )
+
+
+def _lacks_type(options: PlanOptions, plan: DeploymentPlan) -> bool:
+    """Whether a deployment's engine loads a GGUF file, and the model's name does not say which: none can be created of it."""
+    name = options.wanted.model.name if options.wanted.model is not None else None
+    return facts_of(plan.engine).loads_gguf and name is not None and ":" not in name
 
 
 def _arithmetic(steps: Sequence[Step], device: str, width: int) -> Iterator[Text]:

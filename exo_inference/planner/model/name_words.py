@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from exo_inference.planner.model.quantization import GGUF_BITS
+from exo_inference.planner.model.quantization import GGUF_BITS, gguf_type_of
 
 PLAIN = "16-bit"
 """Of a name that says that nothing is quantized, whatever the model's own files are."""
@@ -94,10 +94,28 @@ def why_no_name(name: str) -> tuple[str, str] | None:
     repository, colon, mix = name.partition(":")
     if not colon or mix.startswith("//"):
         return None
-    if mix.lower() in _MIXES:
-        bare = re.sub(r"[-_.]gguf$", "", repository, flags=re.IGNORECASE)
-        step = f"Write the type into the name: {bare}-{mix.upper()}-GGUF."
+    if repository and mix:
+        said = f"the model {name!r} is not in the bundled catalogue: {mix!r} is no type of GGUF files whose size is known"
+        return said, f"Types are those of llama.cpp, such as {repository}:Q4_K_M."
     return f"the model {name!r} is not in the bundled catalogue: a name of the Hub has no ':'", step
+
+
+def type_of_tag(tag: str) -> str | None:
+    """Return the type of GGUF files that is meant behind a name's colon; None: none whose size is known."""
+    is_other = "/" in tag or re.search(
+        r"(^|[-_.])ud[-_.]", tag.lower()
+    )  # mixes by rules of their own
+    return None if is_other else gguf_type_of(f"{tag}.gguf")
+
+
+def typed_name(name: str) -> str | None:
+    """Return a name with the type of a GGUF file behind a colon (`ORG/NAME:Q4_K_M`) as one that has it within; None of others."""
+    repository, _, tag = name.partition(":")
+    mix = type_of_tag(tag)
+    if not repository or mix is None:
+        return None
+    bare = re.sub(r"[-_.]gguf$", "", repository, flags=re.IGNORECASE)
+    return f"{bare}-{mix}-GGUF"
 
 
 @dataclass(frozen=True, slots=True)
