@@ -28,6 +28,7 @@ from exo_inference.planner.model.name_words import (
     other_context,
     read_words,
     strip_quantization,
+    typed_name,
     why_no_fine_tune,
     why_no_name,
 )
@@ -114,13 +115,17 @@ def find_model(name: str) -> Architecture:
     own = _own_models().get(name.strip())
     if own is not None:
         return read_architecture(own["config"], name=name.strip(), source=own["source"])
+    if (typed := typed_name(name.strip())) is not None:
+        found = find_model(typed)
+        notes = tuple(note.replace(typed, name.strip()) for note in found.notes)
+        return replace(found, name=name.strip(), notes=notes)
     wrong = why_no_name(name)
     if wrong is not None:
         raise UsageError(wrong[0], hint=wrong[1])
     _check_can_size(name.strip())
-    found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
-    if found is not None:
-        return found
+    derived = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
+    if derived is not None:
+        return derived
     raise _unknown(name, _nearest(name))
 
 
@@ -252,17 +257,8 @@ def _by_bare_name() -> Mapping[str, tuple[str, ...]]:
 
 
 _KINDS = (
-    "",
-    "-instruct",
-    "-it",
-    "-chat",
-    "-base",
-    "-pt",
-    "-hf",
-    "-thinking",
-    "-v0.1",
-    "-instruct-v0.1",
-)
+    "", "-instruct", "-it", "-chat", "-base", "-pt", "-hf", "-thinking", "-v0.1", "-instruct-v0.1",
+)  # fmt: skip
 """What names of one model's variants end with: they have one config."""
 
 

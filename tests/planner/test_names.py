@@ -240,18 +240,33 @@ def test_a_quantization_whose_size_the_name_does_not_tell_is_refused(ending: str
 
 
 @pytest.mark.parametrize(
-    ("name", "step"),
+    ("name", "same"),
     [
-        ("me/Qwen3-8B-GGUF:Q4_K_M", "Write the type into the name: me/Qwen3-8B-Q4_K_M-GGUF."),
-        ("Qwen/Qwen3-8B:bf16", "Write the type into the name: Qwen/Qwen3-8B-BF16-GGUF."),
-        ("Qwen/Qwen3-8B:latest", "Write the name as the Hub does"),
-        ("Qwen/Qwen3-8B:", "Write the name as the Hub does"),
+        ("me/Qwen3-8B-GGUF:Q4_K_M", "me/Qwen3-8B-Q4_K_M-GGUF"), ("Qwen/Qwen3-8B:bf16", "Qwen/Qwen3-8B-BF16-GGUF"),
+        ("ggml-org/gpt-oss-20b-GGUF:gpt-oss-20b-MXFP4", "ggml-org/gpt-oss-20b-MXFP4-GGUF"),
+    ],
+)  # fmt: skip
+def test_a_type_behind_a_colon_is_that_of_the_gguf_file(name: str, same: str) -> None:
+    found, other = find_model(name), find_model(same)
+    assert found.name == name
+    assert found.quantization == other.quantization
+    assert any(f"the checkpoint {name} itself is not known" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen/Qwen3-8B:latest", "'latest' is no type of GGUF files"),
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "'UD-Q4_K_XL' is no type of GGUF files"),
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_M", "'UD-Q4_K_M' is no type of GGUF files"),
+        ("Qwen/Qwen3-8B:", "a name of the Hub has no ':'"),
+        (":Q4_K_M", "a name of the Hub has no ':'"),
     ],
 )
-def test_a_name_with_a_colon_is_refused_with_what_to_write(name: str, step: str) -> None:
-    with pytest.raises(UsageError, match="a name of the Hub has no ':'") as error:
+def test_what_is_no_type_behind_a_colon_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
         find_model(name)
-    assert (error.value.hint or "").startswith(step)
+    assert error.value.hint
 
 
 def test_files_for_apple_silicon_are_not_sized_by_another_method() -> None:

@@ -41,8 +41,6 @@ def test_it_is_planned_by_its_own_rules() -> None:
         (("--split-mode", "row"), "what --split-mode row means for its memory is not known"),
         (("--embedding",), "what --embedding means for its memory is not known"),
         (("--override-tensor", "exps=CPU"), "what --override-tensor means"),
-        (("--parallel", "0"), "--parallel is 0, expected 1 or more"),
-        (("--ctx-size", "-5"), "--ctx-size is -5, expected a whole number"),
         (("--gpu-layers", "0"), "its cache is in main memory, which is not judged"),
         (("--no-kv-offload",), "its cache is in main memory, which is not judged"),
     ],
@@ -52,6 +50,28 @@ def test_what_is_not_known_is_said(flags: tuple[str, ...], words: str) -> None:
     assert (judgement.verdict, judgement.plan, judgement.advice) == (Verdict.UNKNOWN, None, ())
     (note,) = judgement.notes
     assert note.startswith(f"not sized for llama.cpp: {words}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--parallel", "0"), "--parallel is 0, expected 1 or more"),
+        (("-c", "-5"), "--ctx-size is -5, expected a whole number"),
+        (
+            ("--override-tensor", "(a+)+$"),
+            "--override-tensor has '(a+)+$', expected PATTERN=BUFFER",
+        ),
+    ],
+)
+@pytest.mark.parametrize("model", [SMALL, "Qwen/Qwen3-8B-AWQ"], ids=["gguf", "other"])
+def test_values_with_which_it_does_not_start_are_refused(
+    model: str, flags: tuple[str, ...], words: str
+) -> None:
+    judgement = judged(*flags, model=model)
+    assert judgement.verdict is Verdict.REFUSED
+    (problem,) = judgement.flag_problems
+    assert (problem.index, problem.flag) == (0, flags[0])
+    assert problem.detail.startswith(words)
 
 
 def test_flags_that_are_not_known_are_flags_of_the_engine() -> None:

@@ -19,6 +19,7 @@ from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import (
+    CPU,
     LocalPlanner,
     Planner,
     RemotePlanner,
@@ -60,6 +61,8 @@ def run(session: Session, options: PlanOptions) -> int:
     count = wanted.gpu_count or 1
     plan = planner.plan(wanted.gpu_type, count, with_advice=True)
     steps = planner.steps(wanted.gpu_type, count) if options.explain else None
+    if _lacks_type(options, plan):
+        plan = plan.model_copy(update={"notes": [*plan.notes, words.gguf_note(plan)]})
     line = command_line(session, options, plan)
     print_plan(output, plan, line, wanted.replicas or 1, steps)
     if plan.verdict == PlanVerdict.TIGHT:
@@ -166,7 +169,8 @@ def print_plan(
     else:
         width = page_width()
         lines = report(plan, line, replicas, width)
-        print_page([*lines, *_arithmetic(steps, width)] if steps else lines)
+        device = "CPU" if plan.gpu_type == CPU else "GPU"
+        print_page([*lines, *_arithmetic(steps, device, width)] if steps else lines)
 
 
 def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas: int) -> None:
@@ -195,6 +199,7 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
     is_known = options.model_path is None and options.gpu_file is None
     version = wanted.engine_version
     can_create = is_known and (version is None or can_name(wanted.engine, version))
+    can_create = can_create and not _lacks_type(options, plan)
     if not is_known:
         chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
     return CommandLine(
@@ -208,10 +213,16 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
     )
 
 
-def _arithmetic(steps: Sequence[Step], width: int) -> Iterator[Text]:
+def _lacks_type(options: PlanOptions, plan: DeploymentPlan) -> bool:
+    """Whether a deployment's engine loads a GGUF file, and the model's name does not say which: none can be created of it."""
+    name = options.wanted.model.name if options.wanted.model is not None else None
+    return facts_of(plan.engine).loads_gguf and name is not None and ":" not in name
+
+
+def _arithmetic(steps: Sequence[Step], device: str, width: int) -> Iterator[Text]:
     """Yield the steps: what, how, and from where."""
     yield Text()
-    yield Text("How these figures come about, for one GPU", "bold")
+    yield Text(f"How these figures come about, for one {device}", "bold")
     for step in steps:
         yield Text(harmless(f"  {step.title}: {step.result}"))
         for text, style in ((step.formula, ""), (step.source and f"[{step.source}]", "dim")):

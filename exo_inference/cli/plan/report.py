@@ -101,13 +101,13 @@ def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
 
 
 def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> Iterator[Text]:
-    total = words.gib(memory.total_bytes)
+    total, device = words.gib(memory.total_bytes), "CPU" if is_cpu else "GPU"
     if memory.is_fullest:
-        title = f"Memory of the fullest GPU, {total}"
+        title = f"Memory of the fullest {device}, {total}"
     elif num_kinds > 1:
-        title = f"Memory of {memory.num_gpus} of the GPUs, {total} each"
+        title = f"Memory of {memory.num_gpus} of the {device}s, {total} each"
     elif memory.num_gpus > 1:
-        title = f"Memory of each GPU, {total}, × {memory.num_gpus}"
+        title = f"Memory of each {device}, {total}, × {memory.num_gpus}"
     else:
         title = f"Memory of the {'machine' if is_cpu else 'GPU'}, {total}"
     excess = memory.used_bytes - memory.total_bytes

@@ -160,3 +160,13 @@ def usd(number: float | None) -> str:
     if number is None:
         return "-"
     return f"{number:.3f}" if 0 < number < 0.1 else f"{number:,.2f}"
+
+
+def gguf_note(plan: DeploymentPlan) -> str:
+    """Return what has to be named for a deployment, where a model's name does not say which GGUF file is meant."""
+    name = plan.model or ""
+    repository = name if name.lower().endswith("gguf") else "ORG/NAME-GGUF"
+    return (
+        f"{engine(plan)} loads one GGUF file, which `exo ai model create` fetches by its type: {repository}:TYPE, with a TYPE "
+        "such as Q4_K_M; plan such a name to have lines that create a deployment"
+    )

@@ -6,10 +6,12 @@ a list: of another one nothing is told, rather than a figure that may be wrong. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
+from exo_inference.planner.llama_cpp.basis import LlamaBasis
 from exo_inference.planner.llama_cpp.cache import element_bytes, growth_per_token
 from exo_inference.planner.llama_cpp.room import (
     Asked,
@@ -94,7 +96,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         available_kv_bytes_low=cache,
         available_kv_bytes_high=cache,
         needed_kv_bytes_per_gpu=cache,
-        kv_bytes_per_token=_growth(started, context, gpu, sizes),
+        kv_bytes_per_token=_growth(started, sizes, gpu),
         kv_block_size=1,
         num_kv_blocks=context.total,
         kv_capacity_tokens=context.total,
@@ -108,6 +110,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         stages=stages,
         usd_per_hour=asked.gpu.price(asked.gpus),
         notes=tuple(_notes(started, context, sizes, gpu)),
+        fixed_basis=LlamaBasis(started, context, sizes, gpu),
     )
 
 
@@ -157,13 +160,17 @@ def _verdict(problems: list[Problem]) -> Verdict:
     return Verdict.TIGHT if problems else Verdict.FITS
 
 
-def _growth(asked: Asked, context: Context, gpu: int, sizes: Sizes) -> float:
+def _growth(asked: Asked, sizes: Sizes, gpu: int) -> float:
     """Return what a token adds to the cache on a GPU."""
     if not asked.setting.offloads_cache:
         return 0.0
-    whole = growth_per_token(asked.model, asked.setting, context)
-    total = sum(each.cells for each in sizes.gpus) + sizes.host.cells
-    return whole * sizes.gpus[gpu].cells / max(1, total)
+    placed = zip(asked.model.layers, sizes.placement.layers, strict=True)
+    layers = [layer for layer, device in placed if device == gpu]
+    known, counts = {id(layer): layer for layer in layers}, Counter(map(id, layers))
+    kind, setting = asked.model.model_type, asked.setting
+    return sum(
+        counts[key] * growth_per_token(each.kv, kind, setting) for key, each in known.items()
+    )
 
 
 def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[str]:

@@ -141,6 +141,16 @@ def test_price_counts_the_replicas(exo: Exo) -> None:
     assert "Price 1.34 USD per hour and replica, 4.02 for 3 replicas" in out
 
 
+@pytest.mark.parametrize(
+    ("count", "title"), [("1", "Memory of the machine, "), ("2", "Memory of each CPU, ")]
+)
+def test_memory_of_a_processor_is_not_called_a_gpus(exo: Exo, count: str, title: str) -> None:
+    asked = ("--gpu-type", "cpu", "--gpu-count", count, "--explain")
+    out = exo(*PLAN, "--model-name", "Qwen/Qwen3-0.6B", *asked).out
+    assert f"\n{title}" in out
+    assert "for one CPU\n" in out
+
+
 def test_cpu_is_planned_for_exo_engine_and_everything_else_for_vllm(exo: Exo) -> None:
     argv = (*PLAN, "--model-name", "Qwen/Qwen3-0.6B", "--output-template", "{{.Engine}}")
     assert exo(*argv, "--gpu-type", "cpu").out == "exo"
