@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from exo_inference.engines.cluster_engine import GgufMeaning
+from exo_inference.engines.flags.argument_vector import merge
 from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
@@ -62,7 +62,8 @@ def advise(
     if before.verdict is Verdict.FITS:
         return ()
     others = families() if other_gpus is None else other_gpus
-    return tuple(_advice(start, before, way) for way in find_ways(asked, others))
+    found = find_ways(asked, start.reading.values, others)
+    return tuple(_advice(start, before, way) for way in found)
 
 
 def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
@@ -78,13 +79,13 @@ def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
 
 
 def _advice(start: Start, before: Plan, way: Way) -> Advice:
-    flags = _with_flags(start, way.flags)
-    written = replace(start.written, others=flags)
-    after = plan_llama_cpp(way.asked, written)
+    # Each as two items, which is how its parser reads them.
+    changed = [item for name, value in way.flags.items() for item in (f"--{name}", str(value))]
+    flags = merge(start.flags, changed, start.reading.release)
+    after = plan_llama_cpp(way.asked, replace(start.written, others=flags))
     price = None
     if after.usd_per_hour is not None and before.usd_per_hour is not None:
         price = after.usd_per_hour - before.usd_per_hour
-    changed = [item for name, value in way.flags.items() for item in (f"--{name}", value)]
     return Advice(
         kinds=way.kinds,
         flags=tuple(changed),
@@ -96,16 +97,3 @@ def _advice(start: Start, before: Plan, way: Way) -> Advice:
         inter_token_seconds_change=None,
         plan=after,
     )
-
-
-def _with_flags(start: Start, changes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the flags with some changed, each as two items, which is how its parser reads them."""
-    gone = {
-        index
-        for use in start.reading.uses
-        if use.flag is not None and use.flag.name in changes
-        for index in range(use.index, use.index + use.items)
-    }
-    kept = [item for index, item in enumerate(start.flags) if index not in gone]
-    added = [item for name, value in changes.items() for item in (f"--{name}", value)]
-    return (*kept, *added)

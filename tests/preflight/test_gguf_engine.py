@@ -143,3 +143,62 @@ def test_gpus_share_whole_layers() -> None:
     assert any(
         "whole layers are split over the GPUs, 41, 40 of them" in note for note in told.notes
     )
+
+
+def layer_way(*flags: str, model: str, gpu: str) -> tuple[str, tuple[str, ...]]:
+    """Return what the way out that moves layers says, and its flags; pasted, it plans as it says."""
+    way = next(
+        each
+        for each in judged(*flags, model=model, gpu=gpu).advice
+        if each.kinds == ("gpu-layers",)
+    )
+    again = judged(*way.plan.parameters.format(), model=model, gpu=gpu)
+    assert again.plan is not None
+    assert again.verdict is Verdict.FITS
+    assert again.plan.available_kv_bytes_per_gpu == way.plan.available_kv_bytes_per_gpu
+    assert again.plan.max_model_len == way.plan.max_model_len
+    return way.effect, way.flags
+
+
+def test_layers_of_a_dense_model_are_moved_whatever_is_said_of_experts() -> None:
+    effect, flags = layer_way("--cpu-moe", model="Qwen/QwQ-32B-BF16-GGUF", gpu="gpu3")
+    assert effect.startswith("21 of 65 layers, the output being one, in main memory")
+    assert flags == ("--gpu-layers", "44")
+
+
+def test_more_experts_are_moved_than_were_asked_for() -> None:
+    name = "deepseek-ai/DeepSeek-V3.1-IQ4_XS-GGUF"
+    effect, flags = layer_way("--n-cpu-moe", "10", model=name, gpu="h100")
+    assert effect.startswith("the experts of 50 of 61 layers in main memory")
+    assert flags == ("--n-cpu-moe", "50")
+
+
+def test_experts_are_moved_of_as_many_layers_as_were_asked_for() -> None:
+    name = "Qwen/Qwen3.5-397B-A17B-Q4_0-GGUF"
+    effect, flags = layer_way("--gpu-layers", "20", model=name, gpu="gpua30")
+    assert effect.startswith("the experts of 56 of 60 layers in main memory")
+    assert flags == ("--n-cpu-moe", "56")
+
+
+def test_layers_go_to_main_memory_beside_experts_where_these_are_not_enough() -> None:
+    name = "deepseek-ai/DeepSeek-V3.1-IQ4_XS-GGUF"
+    effect, flags = layer_way("--cpu-moe", "--ctx-size", "100000", model=name, gpu="t4")
+    assert "experts" not in effect
+    assert flags[0] == "--gpu-layers"
+    effect, flags = layer_way("--ctx-size", "100000", model=name, gpu="t4")
+    assert effect.startswith("the experts of 61 of 61 layers and ")
+    assert flags[::2] == ("--n-cpu-moe", "--gpu-layers")
+
+
+def test_fit_moves_no_layers_where_experts_are_placed() -> None:
+    name = "Qwen/Qwen3-235B-A22B-Q4_K_M-GGUF"
+    auto = ("--gpu-layers", "auto", "--n-cpu-moe", "5")
+    assert judged(*auto, model=name, gpu="t4").verdict is Verdict.REFUSED
+    assert layer_way(*auto, model=name, gpu="t4")[1] == ("--n-cpu-moe", "90")
+
+
+def test_one_request_at_a_time_has_the_cache_of_one_slot() -> None:
+    judgement = judged("--kv-unified-per-slot", "65536", "--parallel", "4", gpu="gpua5000")
+    way = next(each for each in judgement.advice if each.kinds == ("max-num-seqs",))
+    assert way.plan.kv_capacity_tokens == 65_536
+    assert judged(*way.plan.parameters.format(), gpu="gpua5000").verdict is Verdict.FITS

@@ -115,25 +115,20 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
 
 
 def _with_layers_moved(asked: Asked, context: Context) -> tuple[Asked, list[Problem]]:
-    """Return the start as `--fit` makes it where `--gpu-layers` is auto, and what is wrong with it."""
-    setting = asked.setting
-    if setting.gpu_layers is not None or not setting.fits:
-        return asked, []
+    """Return the start as `--fit` makes it where it may move layers, and what is wrong with it."""
     sizes = asked.sizes(context)
-    targets = max(setting.fit_targets)
-    if need(asked, sizes, tightest(asked, sizes)) + targets <= asked.room:
+    if not asked.setting.moves_layers or fits(asked, sizes, surely=False):
         return asked, []
-    found = spilled(asked, context, targets)
+    found = spilled(asked, context)
     if found is None:
         return asked, []
-    layers = len(asked.model.layers)
-    if found.cpu_moe:
-        what = f"the experts of about {found.cpu_moe} of {layers} layers"
-    else:
-        what = f"about {layers + 1 - (found.gpu_layers or 0)} of {layers + 1} layers, the output being one,"
+    layers, units = len(asked.model.layers), asked.units
+    moved = [f"the experts of about {found.cpu_moe} of {layers} layers"] if found.cpu_moe else []
+    if off := units - (found.gpu_layers or 0):
+        moved.append(f"about {off} of {units} layers, the output being one,")
     detail = (
-        f"{_gib(need(asked, sizes, tightest(asked, sizes)))} are needed of each GPU and {targets // MIB:,} MiB are to stay free of "
-        f"{_gib(asked.room)}: --fit keeps {what} in main memory, and the CPU computes them, many times slower"
+        f"{_gib(need(asked, sizes, tightest(asked, sizes)))} are needed of each GPU and {asked.margin // MIB:,} MiB are to stay free of "
+        f"{_gib(asked.room)}: --fit keeps {' and '.join(moved)} in main memory, and the CPU computes them, many times slower"
     )
     return replace(asked, setting=found), [Problem(SPILL, detail, refuses=False)]
 
@@ -183,6 +178,8 @@ def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[s
         free = ", ".join(dict.fromkeys(f"{each // MIB:,}" for each in setting.fit_targets))
         missed = "" if _leaves_free(asked, sizes) else ", of which it falls short"
         yield f"--fit shortens the context from {whole.per_sequence:,} to {context.per_sequence:,} tokens, to leave {free} MiB of each GPU free{missed}; --ctx-size sets it"
+    if setting.fits and setting.gpu_layers is None and not setting.moves_layers:
+        yield "--fit moves no layers to main memory where --cpu-moe, --n-cpu-moe or --tensor-split says where some are"
     if context.sequences > 1 and context.streams == 1:
         yield f"{context.sequences} requests share the cache of {context.total:,} tokens; one alone may take all of it"
     if context.per_sequence > asked.trained:
@@ -208,7 +205,7 @@ def _leaves_free(asked: Asked, sizes: Sizes) -> bool:
 
 def _host_note(asked: Asked, sizes: Sizes) -> str:
     placement, kept = sizes.placement, ["the token embedding"]
-    layers = sum(device is None for device in placement.layers)
+    layers = placement.layers.count(None)
     if layers:
         kept.append(f"{layers} layers")
     if placement.experts_off:

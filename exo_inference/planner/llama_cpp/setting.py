@@ -81,6 +81,12 @@ class LlamaSetting:
     all_outputs: bool = False
     wide_masks: bool = False
 
+    @property
+    def moves_layers(self) -> bool:
+        """Whether `--fit` moves layers to main memory: not where a flag says where any of them are."""
+        is_split = len(self.splits) > 1 and self.only_gpu is None
+        return self.fits and self.gpu_layers is None and not self.cpu_moe and not is_split
+
 
 @dataclass(frozen=True, slots=True)
 class Context:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.cli.plan.command_line import CommandLine, merge_flags, name_for
+from exo_inference.cli.plan.command_line import CommandLine, name_for
+from exo_inference.engines.flags.argument_vector import merge
 from exo_inference.engines.flags.catalogue import flags_of
 from tests.cli.conftest import Exo
 
@@ -144,7 +145,7 @@ def test_a_deployment_that_exists_keeps_its_gpus() -> None:
     ],
 )  # fmt: skip
 def test_merged_flags(flags: list[str], changes: list[str], merged: list[str]) -> None:
-    assert list(merge_flags(flags, changes, flags_of("0.28.0"))) == merged
+    assert list(merge(flags, changes, flags_of("0.28.0"))) == merged
 
 
 @pytest.mark.parametrize(
