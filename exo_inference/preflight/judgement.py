@@ -234,7 +234,9 @@ def _with_ways_out(
         advice = other_engines.advise(start, other_gpus=other_gpus)
     else:
         advice = gguf_engine.advise(start, engine.gguf, other_gpus=other_gpus)
-    return replace(judged, advice=advice)
+    counts = {each.plan.gpu_count for each in advice}
+    shared = {count for count in counts if not engine.check_sizes(reading, count)}
+    return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))
 
 
 def _not_reported(

@@ -241,3 +241,11 @@ def test_ways_out_count_on_what_others_leave_free() -> None:
     assert sizes[own, 2] == int(0.6 * 17 * 2**30)
     assert any(size > 17 * 2**30 for (kind, _), size in sizes.items() if kind != own)
     assert judge(replace(asked, gpu_count=2)).verdict is Verdict.FITS
+
+
+def test_ways_out_name_no_count_that_parallel_sizes_rule_out() -> None:
+    """Without a size of tensor parallelism the platform gives that of the count."""
+    judgement = judge(subject("sglang", "--data-parallel-size=2", model=LARGE, count=2))
+    assert judgement.verdict is Verdict.REFUSED
+    assert judgement.advice == ()
+    assert judge(subject("sglang", model=LARGE, count=2)).advice
