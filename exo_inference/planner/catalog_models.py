@@ -17,6 +17,7 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
+from exo_inference.planner.model.assumptions import derived_error, has_states
 from exo_inference.planner.model.name_words import (
     FULL,
     KEPT,
@@ -39,7 +40,6 @@ from exo_inference.planner.model.requantize import (
     with_quantization,
     without_quantization,
 )
-from exo_inference.planner.model.shapes import KvKind
 
 Entries = Mapping[str, Mapping[str, Any]]
 
@@ -318,7 +318,7 @@ def _fine_tune(name: str) -> Architecture | None:
     note = f"derived from {base}: by its name {name} is a fine-tune of it, {kept}"
     if is_other:
         note += f", in {_words_of(method)}"
-    error = model.weights_error + (_derived_error(model, method) if method else 0.01)
+    error = model.weights_error + (derived_error(model, method) if method else 0.01)
     model = replace(model, longest_model_len=max(tokens, model.longest_model_len or 0) or None)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
 
@@ -379,7 +379,7 @@ def _derive(name: str) -> Architecture | None:
     _check_owner(name, base)
     _check_sized(name, words)
     published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
-    if published is not None and method == "nvfp4" and _has_states(read_entry(base)):
+    if published is not None and method == "nvfp4" and has_states(read_entry(base)):
         owners = {each.rpartition("/")[0].lower() for each in (name, published)}
         published = published if len(owners) == 1 else None  # files of two publishers differ
     source = base if published is None else published
@@ -389,8 +389,21 @@ def _derive(name: str) -> Architecture | None:
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
         model = _in_usual_form(replace(model, quantization=None), method)
     note = f"derived from {source}: the checkpoint {name} itself is not known, {_words_of(method)} is assumed"
-    error = model.weights_error + _derived_error(model, method)
+    is_listed = method == "fp8-block" and _has_sibling(name, model.model_type)
+    error = model.weights_error + (0.01 if is_listed else derived_error(model, method))
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
+
+
+def _has_sibling(name: str, model_type: str) -> bool:
+    """Whether the owner's file of another model of this architecture is bundled, in blocks of 8 bit: it leaves the same in 16.
+
+    Of Qwen's five lists and two counts of tensors are known, none of which differs from the others of its architecture.
+    """
+    owner = name.lower().rpartition("/")[0] + "/"
+    both = (*load_models().items(), *_further_models().items())
+    own = [entry["config"] for each, entry in both if each.lower().startswith(owner)]
+    blocks = [c for c in own if "weight_block_size" in c.get("quantization_config", {})]
+    return any(config["model_type"] == model_type for config in blocks)
 
 
 def _in_usual_form(model: Architecture, method: str) -> Architecture:
@@ -403,7 +416,7 @@ def _in_usual_form(model: Architecture, method: str) -> Architecture:
         dtype = "float32" if method == FULL else model.dtype.replace("float32", "bfloat16")
         return replace(without_quantization(model), dtype=dtype)
     found = with_quantization(model, method)
-    if method != "nvfp4" or not _has_states(model):
+    if method != "nvfp4" or not has_states(model):
         return found
     usual = with_attention(found, quantization_named("fp8").default)
     most = with_attention(found, None)
@@ -421,24 +434,3 @@ _IN_WORDS = {
 
 def _words_of(method: str) -> str:
     return _IN_WORDS.get(method, method)
-
-
-def _has_states(model: Architecture) -> bool:
-    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    return KvKind.STATE in kinds
-
-
-def _derived_error(model: Architecture, method: str) -> float:
-    """Return how far a checkpoint's weights can be off that only its name is known of.
-
-    Linear layers of a plain text model are quantized whole (0.3 to 1.3 % off in collected starts). Which of experts,
-    image encoders and states stay in 16 bit differs from checkpoint to checkpoint, and so does what is in 4-bit floats.
-    """
-    is_plain = (
-        model.moe is None
-        and model.vision is None
-        and method not in ("nvfp4", "mxfp4", "bitsandbytes", "bitsandbytes-8bit")
-    )
-    if method in UNQUANTIZED:
-        return 0.01
-    return 0.02 if is_plain and not _has_states(model) else 0.1

@@ -60,6 +60,7 @@ class EngineRules:
         may_have_flashinfer: FlashInfer samples where it is installed: in vLLM's images, not with its package (V1 to
             0.11.0; v1/sample/ops/topk_topp_sampler.py of 0.10.2 and 0.11.1, the package's `flashinfer` extra).
         keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
+        caches_states: prefixes of models with states are cached by default.
         counts_pages: what is printed for weights is what PyTorch's allocator gave.
         latent_padding: MLA latents are padded to a multiple of this.
         latent_block: tokens per block of MLA kernels (vLLM: platforms/cuda.py).
@@ -154,6 +155,7 @@ class EngineRules:
     block_multiple: int = 1
     absorbs_latents: bool = False
     checks_states: bool = False
+    caches_states: bool = False
     checks_prompts: bool = False
     captures_graphs: bool = False
     compiles: bool = False
@@ -298,6 +300,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         block_multiple=16,
         absorbs_latents=(0, 7, 0) <= version < (0, 8, 0),
         checks_states=version >= (0, 19, 0),
+        caches_states=version >= (0, 28, 0),  # pull request 50991
         checks_prompts=True,
         captures_graphs=True,
         compiles=True,

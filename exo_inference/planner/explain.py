@@ -33,7 +33,12 @@ from exo_inference.planner.memory import (
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.resolved_setting import Setting, Stage
 from exo_inference.planner.speed.explain import speed_steps
-from exo_inference.planner.static.stage import left_by_loading, pooled_bytes, workspace_bytes
+from exo_inference.planner.static.stage import (
+    left_by_loading,
+    pooled_bytes,
+    segment_bytes,
+    workspace_bytes,
+)
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 
@@ -134,6 +139,7 @@ def _weight_corrections(setting: Setting, stage: Stage) -> Iterator[str]:
     if entries:
         yield f"+ {gib(entries * width)} of rotary tables ({entries:,} x {width} bytes)"
     if setting.rules.static_share is not None:
+        yield f"+ {gib(segment_bytes(setting, stage.index))} of rests of the allocator's segments"
         yield f"+ {gib(left_by_loading(setting.gpu).value * GIB)} that loading leaves"
     if setting.rules.counts_pages and not setting.offload:
         rests = page_bytes(model, setting.ranks, stage.index, setting.dtype_bytes, setting.padding)

@@ -78,6 +78,9 @@ GRAPHS, GRAPHS_OF_STATES = (
     "graph MiB per layer and size",
     "graph MiB per layer and size, with states",
 )
+BESIDE, BESIDE_OF_STATES = "graph GiB beside sizes", "graph GiB beside sizes, with states"
+"""What an estimate of graphs holds that does not grow with layers and sizes: it is the memory of the first capture, and at
+least 1 MiB for each further one (vllm v1/worker/gpu_model_runner.py, `profile_cudagraph_memory`, 0.19.0)."""
 BAND = "band of the KV memory"
 """How many times the spreads of the components, added as squares, nine in ten starts lie within."""
 
@@ -91,8 +94,17 @@ def graph_sizes(max_num_seqs: int) -> int:
 
 def graphs_constant(model: Architecture) -> str:
     """Return the name of the constant that a model's graphs are reckoned with."""
+    return GRAPHS_OF_STATES if _has_states(model) else GRAPHS
+
+
+def beside_constant(model: Architecture) -> str:
+    """Return the name of the constant for what an estimate of its graphs holds beside their sizes."""
+    return BESIDE_OF_STATES if _has_states(model) else BESIDE
+
+
+def _has_states(model: Architecture) -> bool:
     kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    return GRAPHS_OF_STATES if KvKind.STATE in kinds else GRAPHS
+    return KvKind.STATE in kinds
 
 
 def graphs_component(
@@ -100,18 +112,42 @@ def graphs_component(
 ) -> Component:
     """Return the memory of captured CUDA graphs.
 
-    The estimate that newer versions subtract is loose itself: from a third to three times of what was then used.
+    The estimate that newer versions subtract is loose itself: from a third to three times of what was then used. Where
+    nothing is subtracted, it is what they use that matters: the spread is that of each layer and size.
     """
     in_budget = rules.subtracts_graphs
     if is_eager or not rules.captures_graphs:
         return Component("cuda_graphs", 0, 0, 0, "no CUDA graphs are captured", in_budget)
-    sizes, layers = graph_sizes(max_num_seqs), -(-len(model.layers) // ranks.pipeline)
     each = measured(graphs_constant(model))
+    if in_budget:
+        return estimated_graphs(model, ranks, max_num_seqs, each, measured(beside_constant(model)))
+    sizes, layers = graph_sizes(max_num_seqs), stage_layers(model, ranks)
     value, low, high = (
         int(layers * sizes * size * MIB) for size in (each.value, each.low, each.high)
     )
     source = f"{sizes} batch sizes x {layers} layers x {each.value:g} MiB (middle of {each.starts} printed figures)"
     return Component("cuda_graphs", value, low, high, source, in_budget)
+
+
+def estimated_graphs(
+    model: Architecture, ranks: Ranks, max_num_seqs: int, each: Measured, beside: Measured
+) -> Component:
+    """Return what vLLM subtracts for graphs, by what one layer takes for one size and what is beside that."""
+    sizes, layers = graph_sizes(max_num_seqs), stage_layers(model, ranks)
+    base = layers * sizes * each.value * MIB
+    value, low, high = (
+        max(0, int(base + size * GIB)) for size in (beside.value, beside.low, beside.high)
+    )
+    source = f"{sizes} batch sizes x {layers} layers x {each.value:g} MiB"
+    if beside.value:
+        source += f" + {beside.value:g} GiB"
+    source += f" (middle of {each.starts} printed figures)"
+    return Component("cuda_graphs", value, low, high, source)
+
+
+def stage_layers(model: Architecture, ranks: Ranks) -> int:
+    """Return how many layers a stage of a pipeline has at most."""
+    return -(-len(model.layers) // ranks.pipeline)
 
 
 GRAPHS_CODE = "cuda-graphs"

@@ -148,7 +148,7 @@ def settle(
         state_element_bytes=DTYPE_BYTES.get(parameters.mamba_ssm_cache_dtype or "auto"),
         unstated_state_bytes=4 if is_static else None,  # srt/configs/mamba_utils.py
         scale_bytes=_scale_bytes(rules, parameters, cache_bytes),
-        caches_states=bool(parameters.enable_prefix_caching),
+        caches_states=_caches_states(parameters),
         window_share=_window_share(model, gpu, rules),
         **_static_types(model, gpu, parameters),
     )
@@ -156,6 +156,11 @@ def settle(
         model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
         asks_auto=asked == AUTO_LENGTH,
     )  # fmt: skip
+
+
+def _caches_states(parameters: EngineParameters) -> bool:
+    asked = parameters.enable_prefix_caching
+    return parameters.rules.caches_states if asked is None else asked
 
 
 def _static_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> dict[str, int]:
