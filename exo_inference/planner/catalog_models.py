@@ -273,11 +273,21 @@ def _variants(short: str) -> list[str]:
     ]
 
 
+_INNER_KIND = re.compile(r"-(instruct|base|chat|it|pt|thinking|reasoning)(?=-\d)")
+"""What a variant is called before its date (`Mistral-Nemo-Base-2407`)."""
+
+
+def _dated_variants(short: str) -> list[str]:
+    """Return the names under which another kind of a model of this date may be bundled."""
+    return [_INNER_KIND.sub(kind, short) for kind in _KINDS[:8]]
+
+
 def _variant(name: str) -> Architecture | None:
     """Return the bundled model of which the name is another variant: tuned for chats, or not."""
     known = _by_lower_name()
     short = name.rpartition("/")[2].lower()
-    base = next((known[each] for each in _variants(short) if each in known), None)
+    tried = (*_variants(short), *_dated_variants(short))
+    base = next((known[each] for each in tried if each in known), None)
     if base is None:
         return None
     _check_owner(name, base)
@@ -404,6 +414,9 @@ def _derive(name: str) -> Architecture | None:
         )
         if base is not None and not (method or words.unsized):
             method = PLAIN
+    if base is None:
+        dated = _dated_variants(words.rest)
+        base = next((known[each] for each in dated if each in known), None)
     if base is None or not (method or words.unsized):
         return None
     _check_owner(name, base)
