@@ -17,7 +17,6 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
-from exo_inference.planner.model.assumptions import derived_error, has_states
 from exo_inference.planner.model.name_words import (
     FULL,
     KEPT,
@@ -35,10 +34,10 @@ from exo_inference.planner.model.name_words import (
 )
 from exo_inference.planner.model.quantization import quantization_named
 from exo_inference.planner.model.requantize import (
-    stored_bytes,
-    with_attention,
-    with_quantization,
-    without_quantization,
+    derived_error,
+    has_states,
+    in_usual_form,
+    words_of,
 )
 
 Entries = Mapping[str, Mapping[str, Any]]
@@ -274,14 +273,26 @@ def _variants(short: str) -> list[str]:
     ]
 
 
+_INNER_KIND = re.compile(r"-(instruct|base|chat|it|pt|thinking|reasoning)(?=-\d)")
+"""What a variant is called before its date (`Mistral-Nemo-Base-2407`)."""
+
+
+def _dated_variants(short: str) -> list[str]:
+    """Return the names under which another kind of a model of this date may be bundled."""
+    return [_INNER_KIND.sub(kind, short) for kind in _KINDS[:8]]
+
+
 def _variant(name: str) -> Architecture | None:
     """Return the bundled model of which the name is another variant: tuned for chats, or not."""
     known = _by_lower_name()
     short = name.rpartition("/")[2].lower()
-    base = next((known[each] for each in _variants(short) if each in known), None)
+    tried = (*_variants(short), *_dated_variants(short))
+    base = next((known[each] for each in tried if each in known), None)
     if base is None:
         return None
     _check_owner(name, base)
+    if short != base.rpartition("/")[2].lower():
+        _check_form(name, base)
     model = read_entry(base)
     note = f"taken to have the config of {base}, as variants of one model have"
     return replace(model, name=name, notes=(*model.notes, note))
@@ -310,17 +321,42 @@ def _fine_tune(name: str) -> Architecture | None:
     _check_fine_tune(name, base, extra)
     _check_sized(name, words)
     model, method = read_entry(base), words.method
+    if not method and _is_quantized_by_name(base):
+        method = PLAIN
+    elif not method:
+        _check_form(name, base)
     is_other = method != "" and not _has_method(model, method)
     if is_other:
-        model = _in_usual_form(model, method)
+        model = in_usual_form(model, method)
     word, tokens = other_context(extra, model.max_model_len)
     kept = f"whose context ({word}) is not known: give --max-model-len" if word else KEPT
     note = f"derived from {base}: by its name {name} is a fine-tune of it, {kept}"
     if is_other:
-        note += f", in {_words_of(method)}"
+        note += f", in {words_of(method)}"
     error = model.weights_error + (derived_error(model, method) if method else 0.01)
     model = replace(model, longest_model_len=max(tokens, model.longest_model_len or 0) or None)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
+
+
+def _is_quantized_by_name(name: str) -> bool:
+    return _words_in(name).method not in ("", *UNQUANTIZED)
+
+
+def _check_form(name: str, base: str) -> None:
+    """Check that a model whose name says no quantization does not get that of a model's own files, which its name does not say.
+
+    Base models and fine-tunes of such a model are often in 16 bit or in other floats (Ministral 3, DeepSeek-V4, gpt-oss).
+
+    Raises:
+        UsageError: it would.
+    """
+    own = read_entry(base).quantization
+    if own is not None:
+        said = f"the files of {base} are in {own.default.name} and the name does not say what its own are in"
+        error = _unknown(name, [base], said)
+        raise UsageError(
+            error.message, hint=f"{error.hint} Or write it into the name: {name}-BF16."
+        )
 
 
 def _check_fine_tune(name: str, base: str, extra: list[str]) -> None:
@@ -362,7 +398,7 @@ def _sized_names() -> Mapping[str, str]:
         if re.search(r"-\d+(\.\d+)?b(-|$)", short) and short.count("-") >= 1:
             plain = [name for name in known if _bare_name(name) == name.rpartition("/")[2].lower()]
             if plain or short not in names:
-                names[short] = (plain or known)[0]
+                names[short] = plain[0] if plain else min(known, key=_is_quantized_by_name)
     return names
 
 
@@ -373,7 +409,14 @@ def _derive(name: str) -> Architecture | None:
     known = _by_lower_name()
     base = next((known[each] for each in _variants(words.rest) if each in known), None)
     if base is None:  # only another quantization of it is bundled
-        base = next(iter(_by_bare_name().get(_bare_name(name), ())), None)
+        base = min(
+            _by_bare_name().get(_bare_name(name), ()), key=_is_quantized_by_name, default=None
+        )
+        if base is not None and not (method or words.unsized):
+            method = PLAIN
+    if base is None:
+        dated = _dated_variants(words.rest)
+        base = next((known[each] for each in dated if each in known), None)
     if base is None or not (method or words.unsized):
         return None
     _check_owner(name, base)
@@ -387,8 +430,8 @@ def _derive(name: str) -> Architecture | None:
     if method == "fp8-channel" and name.lower().startswith("qwen/"):
         method = "fp8-block"  # as all of its files that are bundled
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
-        model = _in_usual_form(replace(model, quantization=None), method)
-    note = f"derived from {source}: the checkpoint {name} itself is not known, {_words_of(method)} is assumed"
+        model = in_usual_form(replace(model, quantization=None), method)
+    note = f"derived from {source}: the checkpoint {name} itself is not known, {words_of(method)} is assumed"
     is_listed = method == "fp8-block" and _has_sibling(name, model.model_type)
     error = model.weights_error + (0.01 if is_listed else derived_error(model, method))
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
@@ -404,33 +447,3 @@ def _has_sibling(name: str, model_type: str) -> bool:
     own = [entry["config"] for each, entry in both if each.lower().startswith(owner)]
     blocks = [c for c in own if "weight_block_size" in c.get("quantization_config", {})]
     return any(config["model_type"] == model_type for config in blocks)
-
-
-def _in_usual_form(model: Architecture, method: str) -> Architecture:
-    """Return the model in a quantization that its name says, with what that leaves open.
-
-    In 4-bit floats the attention of models with state layers is taken to be in 8 bit, as in NVIDIA's own files of
-    Qwen3.6 (hf_quant_config.json in the catalogue). Others keep all of it in 16 bit, or none.
-    """
-    if method in UNQUANTIZED:
-        dtype = "float32" if method == FULL else model.dtype.replace("float32", "bfloat16")
-        return replace(without_quantization(model), dtype=dtype)
-    found = with_quantization(model, method)
-    if method != "nvfp4" or not has_states(model):
-        return found
-    usual = with_attention(found, quantization_named("fp8").default)
-    most = with_attention(found, None)
-    more = stored_bytes(most) / stored_bytes(usual) - 1
-    return replace(usual, weights_more=more)
-
-
-_IN_WORDS = {
-    "gptq-8bit": "gptq in 8 bit, in groups of 128,",
-    "bitsandbytes-8bit": "bitsandbytes in 8 bit",
-    PLAIN: "16 bit",
-    FULL: "float32",
-}
-
-
-def _words_of(method: str) -> str:
-    return _IN_WORDS.get(method, method)

@@ -100,6 +100,7 @@ class EngineRules:
         classes: of model types, the first release with a class and the first one without, as far as they are known.
         own_code: classes to name of model types whose code comes with the model, which it runs only if told to.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
+        takes_longrope: without --max-model-len the context is all that LongRoPE stretches to.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
             v1/core/kv_cache_utils.py `_auto_fit_max_model_len`).
@@ -180,6 +181,7 @@ class EngineRules:
     classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
     own_code: Mapping[str, OwnCode] = field(default_factory=dict)
     pools_without_cache: bool = False
+    takes_longrope: bool = False
     shrinks_length: bool = False
     fits_length: bool = False
     caps_cache: bool = False
@@ -280,6 +282,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         chooses_slowly=_GROUPED if version < (0, 12, 0) else frozenset(),
         schedules_ahead=version >= (0, 14, 0),
         parses_templates=(0, 11, 0) <= version < (0, 11, 1),
+        takes_longrope=version < (0, 11, 1),  # pull request 27431
         writes_itself=frozenset({"gpt_oss"}),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         batches=_vllm_batches(version, is_legacy),
@@ -390,6 +393,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         quantizes=True,
         chooses_cache_type=True,
         spans_gpus=True,
+        takes_longrope=True,
         static_share=static_share(version),
         default_block=1,
         estimates_speed=False,

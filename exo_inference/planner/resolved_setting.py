@@ -172,9 +172,9 @@ def _static_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -
 
 
 def _own_length(model: Architecture, rules: EngineRules) -> int:
-    """Return the context that an engine takes by itself: vLLM and exo-engine leave LongRoPE's longer one out."""
+    """Return the context that an engine takes by itself: vLLM since 0.11.1 and exo-engine leave LongRoPE's longer one out."""
     own = model.max_model_len or ASSUMED_MAX_MODEL_LEN
-    return max(own, model.longest_model_len or 0) if rules.static_share is not None else own
+    return max(own, model.longest_model_len or 0) if rules.takes_longrope else own
 
 
 def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineRules:

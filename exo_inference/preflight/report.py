@@ -60,10 +60,12 @@ def to_wire(judgement: Judgement) -> DeploymentPlan:
         "advice": [_advice(each, subject) for each in judgement.advice],
         "improvements": [_improvement(each) for each in judgement.improvements],
     }
+    taken = [subject.gpu.note] if subject.gpu is not None and subject.gpu.note else []
     if judgement.plan is None:
         bare = _bare(subject)
-        return bare.model_copy(update={**head, "notes": list(judgement.notes)})
-    return _plan(judgement.plan, _gpu_type(subject.gpu)).model_copy(update=head)
+        return bare.model_copy(update={**head, "notes": [*taken, *judgement.notes]})
+    found = _plan(judgement.plan, _gpu_type(subject.gpu))
+    return found.model_copy(update={**head, "notes": [*taken, *found.notes]})
 
 
 def locate(problem: ParameterProblem, subject: Subject) -> str:
@@ -183,6 +185,7 @@ def _improvement(improvement: Improvement) -> PlanImprovement:
         text=improvement.text,
         flags=list(improvement.flags),
         options=list(improvement.options),
+        parameters=improvement.plan.parameters.format() if improvement.plan is not None else [],
     )
 
 

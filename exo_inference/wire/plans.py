@@ -111,12 +111,13 @@ class PlanAdvice(WireModel):
 
 
 class PlanImprovement(WireModel):
-    """Something that a plan that fits could do better."""
+    """Something that a plan that fits could do better; `parameters` are all of the engine's flags with `flags` among them."""
 
     kind: str
     text: str
     flags: list[str] = Field(default_factory=list)
     options: list[str] = Field(default_factory=list)
+    parameters: list[str] = Field(default_factory=list)
 
 
 class DeploymentPlan(WireModel):

@@ -1,13 +1,12 @@
 """What a config leaves out or contradicts itself in: noted, so that no plan rests on it without a word.
 
-`architecture.py` calls `note_assumptions` for a config that it can read, `catalog_models.py` `derived_error` for a name that
-says more than is bundled. What cannot be at all is refused where it is read.
+`architecture.py` calls `note_assumptions` for a config that it can read. What cannot be at all is refused
+where it is read.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from exo_inference.planner.model.config_fields import (
     ASSUMED_MAX_MODEL_LEN,
@@ -15,11 +14,6 @@ from exo_inference.planner.model.config_fields import (
     derived_max_model_len,
 )
 from exo_inference.planner.model.families import Family
-from exo_inference.planner.model.name_words import UNQUANTIZED
-from exo_inference.planner.model.shapes import KvKind
-
-if TYPE_CHECKING:
-    from exo_inference.planner.model.architecture import Architecture
 
 
 def note_assumptions(fields: ConfigFields, family: Family, notes: list[str]) -> float:
@@ -60,25 +54,3 @@ def _is_class_of(name: str, fields: ConfigFields) -> bool:
     }
     names = {bare, _CLASSES.get(bare, bare)} - {""}
     return any(a.startswith(b) or b.startswith(a) for a in names for b in types if b)
-
-
-def derived_error(model: Architecture, method: str) -> float:
-    """Return how far a checkpoint's weights can be off that only its name is known of.
-
-    Linear layers of a plain text model are quantized whole (0.3 to 1.3 % off in collected starts). Which of experts,
-    image encoders and states stay in 16 bit differs from checkpoint to checkpoint, and so does what is in 4-bit floats.
-    """
-    is_plain = (
-        model.moe is None
-        and model.vision is None
-        and method not in ("nvfp4", "mxfp4", "bitsandbytes", "bitsandbytes-8bit")
-    )
-    if method in UNQUANTIZED:
-        return 0.01
-    return 0.02 if is_plain and not has_states(model) else 0.1
-
-
-def has_states(model: Architecture) -> bool:
-    """Whether a layer keeps a state per request."""
-    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    return KvKind.STATE in kinds

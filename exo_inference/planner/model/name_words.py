@@ -24,7 +24,7 @@ _MIXES = {**{mix.lower(): mix for mix in GGUF_BITS}, "fp16": "F16"}
 _WIDE = "|".join(mix for mix in _MIXES if "16" in mix)
 """Types of GGUF that say so only before that word: of other files they say that nothing is quantized."""
 _MIX = "|".join(sorted(_MIXES.keys() - set(_WIDE.split("|")), key=len, reverse=True))
-_4 = r"[-_.]?(int4|4[-_.]?bits?|w4a16)"
+_4 = r"[-_.]?(int4|4[-_.]?bits?|w4a16|4b[-_.]128g)"
 _8 = r"[-_.]?(int8|8[-_.]?bits?|w8a16)"
 
 _OF_GGUF = "gguf alone"
