@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from exo_inference.cli.plan import words
-from exo_inference.cli.plan.report import align
+from exo_inference.cli.plan.report import align, wrapped
 from exo_inference.cli.plan.times import Times
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+if TYPE_CHECKING:
+    from exo_inference.cli.plan.command_line import CommandLine
 
 _HINT = "For example --for 'requests=20/s input=1000 output=300 ttft<=500ms itl<=40ms'."
 _MOST = 10**7
@@ -322,3 +327,11 @@ def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Dema
         Text(harmless(title), "bold"), *align(_HEADS, rows, left=1), Text(),
         *(Text(f"  {note}", "dim") for note in notes),
     ]  # fmt: skip
+
+
+def line(cheapest: CommandLine, width: int) -> list[Text]:
+    """Return the flags with which all rows hold, and the command that asks for the first of them."""
+    told = f"Each row is planned with {shlex.join(cheapest.flags)}. To ask for the first row:"
+    pasted = cheapest.with_changes((), ())
+    assert pasted is not None, "nothing changes"
+    return [*wrapped(told, width, 0), Text(f"     {harmless(pasted)}", "cyan")]

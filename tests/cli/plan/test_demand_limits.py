@@ -117,7 +117,8 @@ def simulated(times: Times, demand: Demand, rate: float) -> float:
     """Return the mean time between tokens of a rank to which requests come evenly; a prompt goes first."""
     ttft, steps = times.first_token(demand.input_tokens), demand.output_tokens - 1
     plain = functools.cache(lambda size: times.between_tokens(size, demand.context))
-    now, came, spent = 0.0, 0, []
+    now, came = 0.0, 0
+    spent: list[float] = []
     running: list[tuple[float, int]] = []  # when the first token came, steps to do
     while len(spent) < 400:
         if came / rate <= now:
