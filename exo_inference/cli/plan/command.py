@@ -141,7 +141,7 @@ def _planner_of_length(
     if isinstance(planner, RemotePlanner):
         wanted = _with_length(options, max(length, least)).wanted
         return RemotePlanner(session, wanted)
-    if isinstance(planner, LocalPlanner) and planner.model.is_embedding:
+    if isinstance(planner, LocalPlanner) and not planner.model.writes:
         raise UsageError(
             f"--for asks what generates texts; {planner.model.name} embeds or scores them",
             hint="Leave --for out to see whether it fits, and how long a text takes.",
