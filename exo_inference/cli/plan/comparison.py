@@ -27,7 +27,7 @@ _HEADS = (
 )  # fmt: skip
 _OF_STEPS = frozenset({"ITL", "tokens/s", "USD/M"})
 _OF_SPEED = _OF_STEPS | {"TTFT"}
-_LENGTHS = "longest: the longest context that fits; at once: requests of full length"
+_LENGTHS = "longest: the longest context that fits for sure; at once: requests of full length"
 _SPEED_NOTES = (
     f"{_LENGTHS}; TTFT of 1,024",
     "tokens; ITL of one request; tokens/s and USD per million tokens under full load",
@@ -157,7 +157,7 @@ def _row(plan: DeploymentPlan) -> tuple[str, ...]:
     return (
         f"{plan.gpu_count} × {plan.gpu_type}",
         str(plan.verdict),
-        f"{plan.largest_max_model_len:,}" if plan.largest_max_model_len else "-",
+        f"{plan.safe_max_model_len:,}" if plan.safe_max_model_len else "-",
         words.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
         _or_dash(fields.first_token_seconds(plan)),
         _or_dash(fields.inter_token_seconds(plan)),

@@ -68,9 +68,10 @@ PLAN: View[DeploymentPlan] = View(
         Column(
             "largest_max_model_len",
             "LargestMaxModelLen",
-            "Longest",
+            "Longest (middle)",
             lambda p: p.largest_max_model_len,
         ),
+        Column("safe_max_model_len", "SafeMaxModelLen", "Longest", lambda p: p.safe_max_model_len),
         Column("ttft", "TTFT", "TTFT", lambda p: _number(first_token_seconds(p))),
         Column("itl", "ITL", "ITL", lambda p: _number(inter_token_seconds(p))),
         Column("throughput", "Throughput", "Tokens/s", lambda p: _number(tokens_per_second(p))),

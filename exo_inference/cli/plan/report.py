@@ -138,7 +138,7 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         rows += [
             ("holds", f"{plan.kv_capacity_tokens:,} tokens"),
             ("requests at once", f"{at_once} of {length} tokens, {most} at most"),
-            ("longest context", f"{plan.largest_max_model_len:,} tokens"),
+            ("longest context", words.longest_context(plan)),
         ]
     yield Text("KV cache", "bold")
     for label, value in rows:

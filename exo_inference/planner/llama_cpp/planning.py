@@ -19,6 +19,7 @@ from exo_inference.planner.llama_cpp.room import (
     has_room,
     layer_counts,
     longest,
+    moves_layers,
     need,
     spilled,
     tightest,
@@ -101,7 +102,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         max_concurrency=min(float(context.sequences), context.total / max(1, length)),
         max_model_len=length,
         largest_max_model_len=longest(started, surely=False),
-        safe_max_model_len=longest(started, surely=True),
+        safe_max_model_len=longest(asked, surely=True),
         max_num_seqs=context.sequences,
         max_num_batched_tokens=context.batch,
         fits_nominally=fits(started, sizes, surely=False),
@@ -113,13 +114,10 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
 
 def _with_layers_moved(asked: Asked, context: Context) -> tuple[Asked, list[Problem]]:
     """Return the start as `--fit` makes it where `--gpu-layers` is auto, and what is wrong with it."""
-    setting = asked.setting
-    if setting.gpu_layers is not None or not setting.fits:
-        return asked, []
     sizes = asked.sizes(context)
-    targets = max(setting.fit_targets)
-    if need(asked, sizes, tightest(asked, sizes)) + targets <= asked.room:
+    if not moves_layers(asked, sizes):
         return asked, []
+    targets = max(asked.setting.fit_targets)
     found = spilled(asked, context, targets)
     if found is None:
         return asked, []

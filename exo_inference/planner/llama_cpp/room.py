@@ -143,6 +143,14 @@ def _shortest(asked: Asked, context: Context) -> Context:
     return resolve(asked.setting, asked.trained, least)
 
 
+def moves_layers(asked: Asked, sizes: Sizes) -> bool:
+    """Whether `--fit` puts layers into main memory, to leave as much free as it is to."""
+    setting = asked.setting
+    if setting.gpu_layers is not None or not setting.fits:
+        return False
+    return need(asked, sizes, tightest(asked, sizes)) + max(setting.fit_targets) > asked.room
+
+
 def longest(asked: Asked, *, surely: bool) -> int:
     """Return the longest request for which a start has room, 0 for none."""
     streams = resolve(asked.setting, asked.trained).streams
@@ -150,7 +158,8 @@ def longest(asked: Asked, *, surely: bool) -> int:
 
     def holds(steps: int) -> bool:
         context = resolve(asked.setting, asked.trained, steps * _STEP * streams)
-        return fits(asked, asked.sizes(context), surely=surely)
+        sizes = asked.sizes(context)
+        return fits(asked, sizes, surely=surely) and not moves_layers(asked, sizes)
 
     return min(_largest(holds, top) * _STEP, asked.trained)
 
