@@ -156,7 +156,7 @@ def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
         )
         yield Change("max-model-len", cost, "", wanted.with_flags(max_model_len=length))
         if wanted.parameters.rules.fits_length:
-            effect = f"the engine takes the longest context that fits when it starts, about {before.largest_max_model_len}"
+            effect = f"the engine takes the longest context that fits when it starts, {before.largest_max_model_len} at the middle of the estimate"
             yield Change(
                 "max-model-len", cost + 0.3, effect, wanted.with_flags(max_model_len=AUTO_LENGTH)
             )

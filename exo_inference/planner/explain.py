@@ -217,7 +217,7 @@ def _cache_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
     )  # fmt: skip
     yield from _block_steps(result, basis, layout)
     yield Step(
-        "Longest context that fits", f"the longest request of at most {result.num_kv_blocks:,} blocks",
+        "Longest context at the middle of the estimate", f"the longest request of at most {result.num_kv_blocks:,} blocks",
         f"{result.largest_max_model_len:,} tokens", setting.rules.cache_source,
     )  # fmt: skip
 

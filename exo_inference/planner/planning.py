@@ -272,7 +272,8 @@ def _conclude(
         problems += rest_problems(setting, limiting)
     if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
-        problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
+        shorter = room.safe if room.low_blocks < room.needed_blocks and not room.adapts else 0
+        problems += state_blocks.state_problems(setting.max_num_seqs, *blocks, shorter)
     if not any(problem.refuses for problem in problems):
         problems += _graph_problems(setting, limiting)
     verdict = _verdict(problems, limiting, room)
@@ -310,9 +311,8 @@ def _conclude(
     if layout is not None:
         sized = _with_cache(sized, layout, room)
     inputs = speed_inputs(setting, sized)
-    sized = replace(sized, basis=Basis(setting, limiting, inputs))
-    has_speed = setting.rules.estimates_speed and not is_refused
-    return replace(sized, speed=speed_of(inputs)) if has_speed else sized
+    speed = speed_of(inputs) if setting.rules.estimates_speed and not is_refused else None
+    return replace(sized, basis=Basis(setting, limiting, inputs), speed=speed)
 
 
 def _graph_problems(setting: Setting, stage: Stage) -> list[Problem]:

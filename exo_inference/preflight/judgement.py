@@ -39,6 +39,7 @@ from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.preflight import gguf_engine, other_engines
 from exo_inference.preflight.engine_start import Start
 from exo_inference.preflight.flags import read_flags, read_settings
+from exo_inference.preflight.sure_length import with_sure_length
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
@@ -164,10 +165,17 @@ def judge(
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
     parameters = replace(parameters, engine_version=subject.version)
-    found = plan(
-        subject.model, subject.gpu, subject.gpu_count, parameters,
-        draft=subject.draft, free_bytes=subject.free_bytes,
-    )  # fmt: skip
+    model, gpu = subject.model, subject.gpu
+
+    def planned(wanted: EngineParameters) -> Plan:
+        return plan(
+            model, gpu, subject.gpu_count, wanted,
+            draft=subject.draft, free_bytes=subject.free_bytes,
+        )  # fmt: skip
+
+    found = with_sure_length(
+        planned(parameters), lambda length: planned(replace(parameters, max_model_len=length))
+    )
     if subject.is_unlisted:
         found = replace(found, notes=(unlisted_note(subject.version), *found.notes))
     others = _not_reported(found.problems, rules, reading)

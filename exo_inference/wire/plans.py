@@ -150,6 +150,7 @@ class DeploymentPlan(WireModel):
     max_concurrency: float = 0.0
     max_model_len: int = 0
     largest_max_model_len: int = 0
+    safe_max_model_len: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     stages: list[PlanStage] = Field(default_factory=list)

@@ -13,8 +13,9 @@ from exo_inference.cli.errors.output import print_refusal
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.command_line import CommandLine, name_for
 from exo_inference.cli.plan.comparison import compare, table
-from exo_inference.cli.plan.demand import Demand, answers, is_too_long, parse_demand
+from exo_inference.cli.plan.demand import Answer, Demand, answers, is_too_long, parse_demand
 from exo_inference.cli.plan.demand import as_json as demand_json
+from exo_inference.cli.plan.demand import line as demand_line
 from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
@@ -108,8 +109,21 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
     if output.is_structured:
         output.print_value([demand_json(each) for each in found])
     else:
-        print_page(demand_table(found, plans, demand))
+        lines = demand_table(found, plans, demand)
+        pasted = [_line_of(session, options, planner, each) for each in found[:1]]
+        print_page([*lines, *(row for line in pasted for row in demand_line(line, page_width()))])
     return 0 if found else _refuse(output, plans)
+
+
+def _line_of(
+    session: Session, options: PlanOptions, planner: Planner, found: Answer
+) -> CommandLine:
+    """Return the command that asks for the deployment of an answer, with the flags that it was planned with."""
+    plan = found.plan
+    wanted = replace(
+        planner.wanted, gpu_type=plan.gpu_type, gpu_count=plan.gpu_count, replicas=found.replicas
+    )
+    return command_line(session, replace(options, wanted=wanted), plan)
 
 
 def _planner_of_length(
@@ -130,7 +144,7 @@ def _planner_of_length(
     if isinstance(planner, RemotePlanner):
         wanted = _with_length(options, max(length, least)).wanted
         return RemotePlanner(session, wanted)
-    if isinstance(planner, LocalPlanner) and planner.model.is_embedding:
+    if isinstance(planner, LocalPlanner) and not planner.model.writes:
         raise UsageError(
             f"--for asks what generates texts; {planner.model.name} embeds or scores them",
             hint="Leave --for out to see whether it fits, and how long a text takes.",
@@ -140,7 +154,7 @@ def _planner_of_length(
 
 def _with_length(options: PlanOptions, length: int) -> PlanOptions:
     flags = options.wanted.engine_parameters or ()
-    if not any(flag.startswith("--max-model-len") for flag in flags):
+    if not any(flag.replace("_", "-").startswith("--max-model-len") for flag in flags):
         flags = (*flags, f"--max-model-len={length}")
     return replace(options, wanted=replace(options.wanted, engine_parameters=flags))
 

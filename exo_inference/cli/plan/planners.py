@@ -57,6 +57,10 @@ CPU = "cpu"
 class Planner(Protocol):
     """Makes plans of one model with one set of flags."""
 
+    @property
+    def wanted(self) -> WantedDeployment:
+        """What was asked of it, with the flags."""
+
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
         """Plan one replica on these GPUs."""
 

@@ -138,7 +138,7 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         rows += [
             ("holds", f"{plan.kv_capacity_tokens:,} tokens"),
             ("requests at once", f"{at_once} of {length} tokens, {most} at most"),
-            ("longest context", f"{plan.largest_max_model_len:,} tokens"),
+            ("longest context", words.longest_context(plan)),
         ]
     yield Text("KV cache", "bold")
     for label, value in rows:
@@ -147,7 +147,7 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
 
 def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     speed = plan.speed
-    if speed is None or not speed.batches:
+    if speed is None or not speed.prompts:
         return
     yield Text("Speed of one replica, estimated", "bold")
     yield from wrapped(speed.source, width, 0)
@@ -160,8 +160,8 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
         )
         for each in speed.prompts
     ]
-    if words.has_no_cache(plan):
-        yield from align(("tokens of a text", "its vector", "likely", "bound by"), prompts)
+    if not speed.batches:
+        yield from align(("tokens of a text", "its vector or score", "likely", "bound by"), prompts)
         return
     yield from align(("prompt tokens", "first token", "likely", "bound by"), prompts)
     yield Text()

@@ -146,6 +146,15 @@ def concurrency(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:,.1f}"
 
 
+def longest_context(plan: DeploymentPlan) -> str:
+    """Say which context fits for sure, and which one at the middle of the estimate where that is another."""
+    sure, likely = plan.safe_max_model_len, plan.largest_max_model_len
+    if sure >= likely:
+        return f"{sure:,} tokens"
+    middle = f"{likely:,} tokens at the middle of the estimate"
+    return f"{sure:,} tokens for sure, {middle}" if sure else middle
+
+
 def seconds(number: float) -> str:
     """Format a latency with two or three digits."""
     if number < 0.01:

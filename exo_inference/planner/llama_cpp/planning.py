@@ -103,7 +103,7 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         max_concurrency=min(float(context.sequences), context.total / max(1, length)),
         max_model_len=length,
         largest_max_model_len=longest(started, surely=False),
-        safe_max_model_len=longest(started, surely=True),
+        safe_max_model_len=longest(asked, surely=True),
         max_num_seqs=context.sequences,
         max_num_batched_tokens=context.batch,
         fits_nominally=fits(started, sizes, surely=False),

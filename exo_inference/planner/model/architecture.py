@@ -95,6 +95,11 @@ class Architecture:
     notes: tuple[str, ...] = ()
     source: str = "config.json"
 
+    @property
+    def writes(self) -> bool:
+        """Whether it is there to write texts, neither to embed nor to score them."""
+        return not (self.is_embedding or _RANKS.search(self.name))
+
     @cached_property
     def num_parameters(self) -> int:
         """Parameters that a server loads (without prediction layers); tied ones count once."""
@@ -399,11 +404,17 @@ def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
         str(key).endswith("_config") for key in fields.outer if key not in _NO_MODEL
     )
     has_no_head = bool(_WITHOUT_HEAD.fullmatch(str(named))) and is_text_alone
-    return family.layout == "encoder" or "embedding" in name.lower() or has_no_head
+    is_named = bool(_EMBEDS.search(name)) and not _RANKS.search(name)
+    return family.layout == "encoder" or is_named or has_no_head
 
 
+_EMBEDS = re.compile(r"embed|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
+"""Names of decoders that embed. Their files say so to vLLM, beside a config.json that may name a class that generates
+(config/model.py, `_get_default_runner_type`: "Some Sentence Transformers models use *ForCausalLM archs")."""
+_RANKS = re.compile("rerank", re.IGNORECASE)
+"""Names of decoders that score a pair of texts, by what they make of the next token."""
 _WITHOUT_HEAD = re.compile(
-    r"(?!Eagle)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification)"
+    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification)"
 )
 _NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 

@@ -110,7 +110,7 @@ def test_time_goes_to_prompts_or_to_decoding_and_never_to_both() -> None:
     found = held(planned("H100", 1, "--max-model-len=2048"), demand)
     share = demand.requests / found.replicas
     assert found.itl is not None
-    at_once = share * demand.output_tokens * found.itl
+    at_once = share * (demand.output_tokens - 1) * found.itl
     assert found.batch - 1 < at_once <= found.batch
     assert share * found.ttft < found.requests * found.ttft < 1
 
@@ -276,10 +276,10 @@ def test_no_other_batch_holds_more(gpu: str, itl: float) -> None:
 
     def rate(batch: int) -> float:
         plain = times.between_tokens(batch, 1150)
-        return batch / (300 * plain + batch * ttft) if plain + batch * ttft / 300 <= itl else 0.0
+        return min(batch / (299 * plain + batch * ttft), (1 - plain / itl) / ttft)
 
     most = min(plan.max_num_seqs, plan.kv_capacity_tokens // 1300)
-    best = max(map(rate, range(1, most + 1)))
+    best = max(0.0, *map(rate, range(1, most + 1)))
     found = answered(plan, demand)
     assert (0.0 if found is None else found.requests) == pytest.approx(best)
 
