@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
-from exo_inference.planner.model.families import CLASSES
 from exo_inference.planner.processor.kernels import ProcessorKernels, TorchPart
+from exo_inference.planner.releases.classes import CLASSES
+from exo_inference.planner.releases.gpus import GPUS, GpuKind, Served
 from exo_inference.planner.static.share import StaticShare, static_share
 
 Version = tuple[int, int, int]
-
 
 Batch = tuple[int, int]
 """Tokens and sequences of a step."""
@@ -97,6 +97,7 @@ class EngineRules:
         spans_gpus: one replica may have several.
         families: model types that it serves, as text models; None for any that can be planned.
         classes: of model types, the first release with a class and the first one without, as far as they are known.
+        gpus: of kinds of GPUs, which releases have kernels for them; kinds that are not here are served by all.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
@@ -175,6 +176,7 @@ class EngineRules:
     spans_gpus: bool = False
     families: frozenset[str] | None = None
     classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
+    gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
     pools_without_cache: bool = False
     shrinks_length: bool = False
     fits_length: bool = False
@@ -191,6 +193,11 @@ class EngineRules:
     unplanned: frozenset[str] = frozenset()
     spans_nodes_with: str = " and --distributed-executor-backend=ray"
     cache_source: str = "vLLM v1/core/kv_cache_utils.py and v1/kv_cache_interface.py"
+
+    @property
+    def release(self) -> str:
+        """The engine and its release, for messages."""
+        return f"{self.title} {'.'.join(map(str, self.version))}"
 
     def flag(self, name: str) -> str:
         """Return a flag as this engine's users write it, by vLLM's name for it."""
@@ -308,6 +315,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         profiles_encoder=True,
         quantizes=True,
         classes=CLASSES,
+        gpus=GPUS,
         chooses_cache_type=True,
         takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checkpoint_releases import check_class
 from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
@@ -45,6 +44,7 @@ from exo_inference.planner.profile_run import (
     profile_batch,
     with_first_start,
 )
+from exo_inference.planner.releases.classes import check_class
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of

@@ -11,9 +11,9 @@ from exo_inference.engines.registry import get_engine
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model, plan
 from exo_inference.planner.model.checkpoint import stored_bytes
-from exo_inference.planner.model.families import CLASSES
 from exo_inference.planner.model.requantize import with_quantization
 from exo_inference.planner.overheads import load_overheads
+from exo_inference.planner.releases.classes import CLASSES
 
 GIB = 2**30
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"

@@ -143,6 +143,9 @@ def _problems(plans: Sequence[DeploymentPlan]) -> tuple[list[str], list[str]]:
     return everywhere, others
 
 
+_OF_GPU = "gpu-type"
+
+
 def _row(plan: DeploymentPlan) -> tuple[str, ...]:
     return (
         f"{plan.gpu_count} × {plan.gpu_type}",
@@ -154,8 +157,14 @@ def _row(plan: DeploymentPlan) -> tuple[str, ...]:
         f"{fields.tokens_per_second(plan):,.0f}" if fields.tokens_per_second(plan) else "-",
         words.usd(plan.usd_per_hour),
         words.usd(fields.usd_per_million_tokens(plan)),
-        " ".join(dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))),
+        " ".join(_reasons(plan)),
     )
+
+
+def _reasons(plan: DeploymentPlan) -> list[str]:
+    """Return what refuses it in a word each; on a GPU that the engine does not run on at all, that alone."""
+    found = dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))
+    return [_OF_GPU] if _OF_GPU in found else list(found)
 
 
 def _reason(problem: PlanProblem) -> str:

@@ -253,29 +253,6 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
-NO_RELEASE = (1000, 0, 0)
-
-CLASSES: Mapping[str, tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]] = {
-    "t5": (NO_RELEASE, None), "bart": (None, (0, 11, 0)), "qwen3": ((0, 8, 4), None), "qwen3_moe": ((0, 8, 4), None),
-    "qwen3_next": ((0, 10, 2), None), "gpt_oss": ((0, 10, 1), None),
-    "whisper": ((0, 7, 0), None), "gemma3": ((0, 8, 0), None), "gemma3_text": ((0, 8, 0), None), "qwen2_5_vl": ((0, 7, 2), None),
-    "llama4": ((0, 8, 3), None), "llama4_text": ((0, 8, 3), None), "modernbert": ((0, 8, 5), None), "qwen2_5_omni": ((0, 8, 5), None),
-    "granitemoehybrid": ((0, 9, 0), None), "glm4_moe": ((0, 10, 0), None), "step3_vl": ((0, 10, 1), None), "step3_text": ((0, 10, 1), None),
-    "qwen3_vl": ((0, 11, 0), None), "qwen3_vl_moe": ((0, 11, 0), None), "deepseek_v32": ((0, 11, 0), None),
-    "qwen3_5": ((0, 17, 0), None), "qwen3_5_moe": ((0, 17, 0), None), "gemma4": ((0, 19, 0), None), "gemma4_text": ((0, 19, 0), None),
-    "deepseek_v4": ((0, 20, 0), None), "minimax_m3": ((0, 24, 0), None),
-}  # fmt: skip
-"""The first release of vLLM with a class for a model type and the first one without, as far as they are known.
-
-T5 is not in the registry of 0.32.0 nor among the models that were removed; BART is there, with 0.10.2 as its last
-(model_executor/models/registry.py). Qwen3: vllm-project/vllm#17327. Qwen3-Next: #24526, which 0.10.1 lacks, and a start of 0.10.2.
-gpt-oss: release notes of 0.10.1. Further release notes: Qwen2.5-VL (0.7.2, #12604), Gemma 3 (0.8.0, #14660), Llama 4 (0.8.3,
-#16104), ModernBERT and Qwen2.5-Omni (0.8.5, #16648 and #15130), Step-3 (0.10.1, #21998), Qwen3-VL and DeepSeek-V3.2 (0.11.0,
-#24727 and #25896), Gemma 4 (0.19.0, #38826), DeepSeek-V4 (0.20.0, #40860), MiniMax-M3 (0.24.0, #45381, which 0.23.0's say
-that it lacks). Whisper: #11280, after 0.6.6.post1 (#180). Granite 4 hybrids: #17497, opened after 0.8.5. GLM-4.5: 0.10.0 starts it
-(zai-org/GLM-4.5#5), and it is younger than 0.9.2. Qwen3.5: 0.16.0 refuses it, 0.17.0 has it (runpod-workers/worker-vllm#279).
-"""
-
 UNCHECKED = frozenset(
     {"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe", "qwen2_5_omni"}
 )
