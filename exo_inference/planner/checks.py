@@ -37,6 +37,7 @@ def check_request(
         return [
             *problems,
             *_check_capability(model, gpu, rules),
+            *check_gpu(gpu, rules),
             *type_problems(model, gpu, parameters),
         ]
     problems += _check_steps(model, parameters, rules)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
-from exo_inference.planner.processor.kernels import ProcessorKernels, TorchPart
+from exo_inference.planner.processor.exo_kernels import EXO_KERNELS
+from exo_inference.planner.processor.kernels import ProcessorKernels
 from exo_inference.planner.releases.classes import CLASSES
 from exo_inference.planner.releases.gpus import GPUS, GpuKind, Served
+from exo_inference.planner.releases.sglang import SGLANG_CLASSES, SGLANG_GPUS
 from exo_inference.planner.static.share import StaticShare, static_share
 
 Version = tuple[int, int, int]
@@ -31,7 +33,7 @@ class EngineRules:
 
     Attributes:
         engine: as deployments name it; `title` for people.
-        oldest: the first version whose rules were read.
+        oldest, newest: the first and the last version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
         chooses_slowly: model types whose experts are chosen by groups (model_executor/models/deepseek_v2.py and
             glm4_moe.py, `use_grouped_topk`) in several kernels: scores, biases and casts went into the one that
@@ -127,6 +129,7 @@ class EngineRules:
     title: str
     version: Version
     oldest: Version
+    newest: Version
     default_utilization: float
     batches: tuple[tuple[float, Batch], ...]
     logit_bytes: float
@@ -217,32 +220,6 @@ _EXO_FAMILIES = frozenset({
     "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "roberta", "xlm-roberta",
 })  # fmt: skip
 
-_EXO_KERNELS = ProcessorKernels(
-    dtype="bfloat16",
-    quantizations=frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"}),
-    cache_types=frozenset({"auto", "bfloat16", "int8"}),  # exo_engine/attention/cpu.py
-    input_multiple=2,  # exo_engine/weight_formats/plain.py and layers/embedding.py
-    most_int8_inputs=2**16,  # exo_engine/weight_formats/int8.py
-    backend="cpu",
-    other_backends=frozenset({"auto", "reference"}),
-    head_multiple=16,  # exo_engine/kernels/pages.py, as the next two
-    longest_head=256,
-    block_multiple=16,
-    by_torch={
-        "deepseek_v2": TorchPart("latent attention and shared experts"),
-        "deepseek_v3": TorchPart("latent attention and shared experts"),
-        "gemma2": TorchPart("norms and gates", most_times=1.7),
-        "gemma3_text": TorchPart("norms and gates", most_times=1.7),
-        "gemma4_text": TorchPart("norms, gates and embeddings of layers"),
-        "gpt_oss": TorchPart("gates and biases of experts"),
-        "qwen3_5_text": TorchPart("linear attention"),
-        "qwen3_next": TorchPart("linear attention and shared experts"),
-    },
-)
-"""What `is_computed_by_kernels` of exo_engine/models/decoder.py says. Of random models with 16 layers of 1,024 hidden numbers a
-step took, by that of the same estimate for Llama or Qwen3-MoE, with one request and with 16: Gemma 2 and 3 1.2 and 1.6 times as
-long, Gemma 4 1.4 to 2.6, gpt-oss 2.0 and 1.5, Qwen3.5 3.8 and 3.4, Qwen3-Next 3.4 and 4.0, DeepSeek-V2 4.0 and 2.9."""
-
 
 def _exo(version: Version, _: str) -> EngineRules:
     return EngineRules(
@@ -250,6 +227,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         title="exo-engine",
         version=version,
         oldest=(0, 0, 0),
+        newest=version,
         default_utilization=0.9,
         batches=((0, (8192, 256)),),  # exo_engine/config.py
         cpu_batch=(1024, 64),
@@ -262,7 +240,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         advised_quantization="int8",
         cpu_dtype="float32",
-        kernels=_EXO_KERNELS,
+        kernels=EXO_KERNELS,
         families=_EXO_FAMILIES,
         pools_without_cache=True,
         shrinks_length=True,
@@ -272,6 +250,9 @@ def _exo(version: Version, _: str) -> EngineRules:
     )
 
 
+_NEWEST_VLLM = (0, 33, 0)
+
+
 def _vllm(version: Version, text: str) -> EngineRules:
     is_legacy = version < (0, 8, 0) or (version < (0, 11, 0) and "v0" in text.lower())
     return EngineRules(
@@ -279,6 +260,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         title="vLLM",
         version=version,
         oldest=(0, 6, 6),
+        newest=_NEWEST_VLLM,
         is_legacy=is_legacy,
         chooses_slowly=_GROUPED if version < (0, 12, 0) else frozenset(),
         schedules_ahead=version >= (0, 14, 0),
@@ -381,6 +363,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         title="SGLang",
         version=version,
         oldest=(0, 4, 0),
+        newest=(0, 5, 23),
         default_utilization=0.88,
         batches=_sglang_batches(version),
         logit_bytes=0,
@@ -390,6 +373,8 @@ def _sglang(version: Version, _: str) -> EngineRules:
         keeps_rotary_exact=True,
         pads_experts=True,
         quantizes=True,
+        classes=SGLANG_CLASSES,
+        gpus=SGLANG_GPUS,
         chooses_cache_type=True,
         spans_gpus=True,
         static_share=static_share(version),
@@ -438,7 +423,7 @@ PLANNED = frozenset(_ENGINES)
 def rules_for(engine: str, version_text: str) -> EngineRules:
     """Return the rules of an engine version; an unreadable version counts as the newest."""
     read = _ENGINES.get(engine, _vllm)  # of other engines the weights alone are told
-    return read(parse_version(version_text) or (0, 33, 0), version_text)
+    return read(parse_version(version_text) or _NEWEST_VLLM, version_text)
 
 
 def default_batch(rules: EngineRules, gpu: Gpu) -> Batch:

@@ -75,8 +75,8 @@ def plan(
     Returns:
         The plan; its verdict is `unknown` where the model cannot be sized.
     """
-    static = parameters.rules.static_share
-    lack = static.find_lack(model, gpu) if static is not None else not_sized(parameters, gpu)
+    static, asked = parameters.rules.static_share, parameters.max_model_len
+    lack = static.find_lack(model, gpu, asked) if static is not None else not_sized(parameters, gpu)
     if model.cannot_size is not None or lack is not None:
         detail = f"cannot size {model.name}, because {model.cannot_size or lack}"
         return Plan(

@@ -9,16 +9,26 @@ from typing import Any
 import pytest
 
 from exo_inference.planner import Verdict, advise, find_gpu, find_model, plan
-from exo_inference.planner.engine_rules import parse_version, rules_for
+from exo_inference.planner.engine_rules import Version, parse_version, rules_for
 from exo_inference.planner.gpu_catalog import load_gpus
 from exo_inference.planner.model.families import FAMILIES
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.releases.classes import CLASSES, check_class
 from exo_inference.planner.releases.gpus import GPUS, check_gpu
+from exo_inference.planner.releases.sglang import SGLANG_CLASSES, SGLANG_GPUS
 
 REGISTRIES: dict[str, Any] = json.loads(
     Path(__file__).with_name("vllm_classes.json").read_text(encoding="utf-8")
 )
+SGLANG: dict[str, Any] = json.loads(
+    Path(__file__).with_name("sglang_classes.json").read_text(encoding="utf-8")
+)
+BY_TRANSFORMERS = {
+    "apertus", "arcee", "exaone4", "glm4", "gptj", "granitemoe", "granitemoeshared", "opt", "phi", "phimoe", "solar", "starcoder2",
+    "bert", "falcon_mamba", "mamba", "mamba2", "whisper", "xlm-roberta",
+}  # fmt: skip
+"""Model types that Transformers' classes may have served in SGLang before its own, and those that it has no plan for."""
+
 OTHERWISE = {
     "t5": "no release has it", "mistral3": "by Mistral's own format before", "ministral3": "by Mistral's own format before",
     "smollm3": "by Transformers' class before", "arcee": "by Transformers' class before", "vaultgemma": "by Transformers' class before",
@@ -80,11 +90,11 @@ def test_a_release_without_a_class_for_the_model_is_refused(
     assert not any("no class" in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("engine", "release"), [("sglang", "0.4.4"), ("exo", "0.1.0")])
-def test_classes_of_one_engine_are_not_those_of_another(engine: str, release: str) -> None:
+def test_classes_of_one_engine_are_not_those_of_another() -> None:
     model = find_model("Qwen/Qwen3-8B")
-    assert check_class(model, rules_for("vllm", release))
-    assert check_class(model, rules_for(engine, release)) == []
+    assert check_class(model, rules_for("vllm", "0.8.3"))
+    assert check_class(model, rules_for("sglang", "0.4.5")) == []
+    assert check_class(model, rules_for("exo", "0.1.0")) == []
 
 
 @pytest.mark.parametrize(
@@ -139,3 +149,48 @@ def test_kinds_of_gpus_are_told_with_addresses_and_are_in_the_catalogue() -> Non
     kinds = {gpu.gfx or gpu.capability for gpu in load_gpus().values()}
     assert kinds >= GPUS.keys()
     assert rules_for("exo", "0.28.0").gpus == {}
+    assert kinds >= SGLANG_GPUS.keys()
+
+
+def _first_of_sglang(kind: str) -> Version | None:
+    """Return the first release of SGLang with a class; None where the oldest one has it, or none."""
+    releases, firsts = SGLANG["releases"], SGLANG["architectures"]
+    having = [firsts[name] for name in REGISTRIES["model_types"][kind] if name in firsts]
+    first = min(having, key=releases.index, default=None)
+    return None if first in (None, releases[0]) else parse_version(first)
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - BY_TRANSFORMERS))
+def test_sglangs_table_of_model_types_is_what_its_releases_say(kind: str) -> None:
+    found = _first_of_sglang(kind)
+    if found == (0, 5, 1):
+        found = (0, 5, 0)  # of which there are candidates alone
+    assert SGLANG_CLASSES.get(kind, (None, None)) == (found, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "last", "first"),
+    [
+        ("Qwen/Qwen3-8B", "H100", "0.4.4", "0.4.5"), ("openai/gpt-oss-20b", "H100", "0.4.10", "0.5.0"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "H100", "0.5.2", "0.5.3"), ("google/gemma-4-26B-A4B-it", "H200", "0.5.10", "0.5.11"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "B200", "0.4.4", "0.4.5"), ("meta-llama/Llama-3.1-8B-Instruct", "RTX 5090", "0.4.4", "0.4.5"),
+    ],
+)  # fmt: skip
+def test_sglang_is_refused_before_the_release_that_serves_it(
+    name: str, gpu: str, last: str, first: str
+) -> None:
+    early, later = (
+        plan(
+            find_model(name),
+            find_gpu(gpu),
+            1,
+            EngineParameters(engine="sglang", engine_version=each),
+        )
+        for each in (last, first)
+    )
+    assert early.verdict is Verdict.REFUSED
+    assert any(
+        f"SGLang {last} has no" in each.detail and f"use {first} or" in each.detail
+        for each in early.problems
+    )
+    assert later.verdict is Verdict.FITS
