@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from exo_inference.planner import Verdict, advise, find_gpu, find_model, plan
+from exo_inference.planner.catalog_models import _further_models, load_models, read_entry
 from exo_inference.planner.engine_rules import Version, parse_version, rules_for
 from exo_inference.planner.gpu_catalog import load_gpus
 from exo_inference.planner.model.families import FAMILIES
@@ -31,14 +32,14 @@ BY_TRANSFORMERS = {
 
 OTHERWISE = {
     "t5": "no release has it", "mistral3": "by Mistral's own format before", "ministral3": "by Mistral's own format before",
-    "smollm3": "by Transformers' class before", "arcee": "by Transformers' class before", "vaultgemma": "by Transformers' class before",
+    "smollm3": "by Transformers' class before", "arcee": "by Transformers' class before", "internvl": "by Transformers' class before", "vaultgemma": "by Transformers' class before",
     "helium": "by Transformers' class", "camembert": "by another name", "dots1": "by Transformers' class since",
     "kimi_k2": "by DeepSeek-V3's class, with the attention of 0.10.0",
 }  # fmt: skip
 """Model types of which the registry does not say which releases serve them."""
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - OTHERWISE.keys()))
+@pytest.mark.parametrize("kind", sorted(REGISTRIES["model_types"].keys() - OTHERWISE.keys()))
 def test_the_table_of_model_types_is_what_the_registries_say(kind: str) -> None:
     spans = [REGISTRIES["architectures"][name] for name in REGISTRIES["model_types"][kind]]
     firsts = [parse_version(first) for first, _ in spans if first is not None]
@@ -142,6 +143,12 @@ def test_a_gpu_that_is_too_new_has_an_older_one_as_its_way_out() -> None:
     ways = advise(model, gpu, 1, EngineParameters(engine_version="0.6.6"))
     assert ways
     assert {way.kinds for way in ways} == {("gpu-type",)}
+
+
+def test_every_model_type_that_is_planned_has_its_releases() -> None:
+    bundled = {read_entry(name).model_type for name in (*load_models(), *_further_models())}
+    assert REGISTRIES["model_types"].keys() >= FAMILIES.keys() | bundled
+    assert REGISTRIES["model_types"].keys() >= CLASSES.keys() | SGLANG_CLASSES.keys()
 
 
 def test_kinds_of_gpus_are_told_with_addresses_and_are_in_the_catalogue() -> None:
