@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
-from exo_inference.planner.checkpoint_releases import allow_deprecated, own_code_flags
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
+from exo_inference.planner.releases.checkpoints import allow_deprecated
+from exo_inference.planner.releases.own_code import own_code_flags
 from exo_inference.planner.verdict import Plan
 
 UNCHANGED, SLIGHTLY, LESS = "unchanged", "slightly less exact", "less exact"
@@ -301,7 +302,7 @@ def _has_online_4_bit(wanted: Wanted) -> bool:
     return wanted.parameters.rules.version < (0, 28, 0) and wanted.model.moe is None
 
 
-_NEEDS_ANOTHER_KIND = frozenset({"quantization", "dtype", "kv-cache-dtype"})
+_NEEDS_ANOTHER_KIND = frozenset({"gpu-type", "quantization", "dtype", "kv-cache-dtype"})
 """Problems of the kind of GPU, which one with less memory may not have."""
 
 

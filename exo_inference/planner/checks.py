@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from exo_inference.planner.checkpoint_releases import check_release
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
@@ -16,6 +15,8 @@ from exo_inference.planner.model.requantize import ONLINE
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
+from exo_inference.planner.releases.checkpoints import check_release
+from exo_inference.planner.releases.gpus import check_gpu
 from exo_inference.planner.static.cache_types import type_problems
 
 MAX_STAGES = 64
@@ -36,6 +37,7 @@ def check_request(
         return [
             *problems,
             *_check_capability(model, gpu, rules),
+            *check_gpu(gpu, rules),
             *type_problems(model, gpu, parameters),
         ]
     problems += _check_steps(model, parameters, rules)
@@ -223,6 +225,7 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
     if capability is not None and capability < _LEAST:
         detail = f"{rules.title} needs compute capability {_LEAST}, {gpu.name} has {capability}"
         problems.append(Problem("gpu-type", detail))
+    problems += check_gpu(gpu, rules)
     if capability is not None and model.quantization is not None:
         for form in model.quantization.formats():
             least = _least_capability(form, model.quantization.method, rules)

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
-from exo_inference.planner.model.families import CLASSES, OWN_CODE, OwnCode
-from exo_inference.planner.processor.kernels import ProcessorKernels, TorchPart
+from exo_inference.planner.processor.exo_kernels import EXO_KERNELS
+from exo_inference.planner.processor.kernels import ProcessorKernels
+from exo_inference.planner.releases.classes import CLASSES
+from exo_inference.planner.releases.gpus import GPUS, GpuKind, Served
+from exo_inference.planner.releases.own_code import OWN_CODE, OwnCode
+from exo_inference.planner.releases.sglang import SGLANG_CLASSES, SGLANG_GPUS
 from exo_inference.planner.static.share import StaticShare, static_share
 
 Version = tuple[int, int, int]
-
 
 Batch = tuple[int, int]
 """Tokens and sequences of a step."""
@@ -31,7 +34,7 @@ class EngineRules:
 
     Attributes:
         engine: as deployments name it; `title` for people.
-        oldest: the first version whose rules were read.
+        oldest, newest: the first and the last version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
         chooses_slowly: model types whose experts are chosen by groups (model_executor/models/deepseek_v2.py and
             glm4_moe.py, `use_grouped_topk`) in several kernels: scores, biases and casts went into the one that
@@ -99,6 +102,7 @@ class EngineRules:
         families: model types that it serves, as text models; None for any that can be planned.
         classes: of model types, the first release with a class and the first one without, as far as they are known.
         own_code: classes to name of model types whose code comes with the model, which it runs only if told to.
+        gpus: of kinds of GPUs, which releases have kernels for them; kinds that are not here are served by all.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         takes_longrope: without --max-model-len the context is all that LongRoPE stretches to.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
@@ -129,6 +133,7 @@ class EngineRules:
     title: str
     version: Version
     oldest: Version
+    newest: Version
     default_utilization: float
     batches: tuple[tuple[float, Batch], ...]
     logit_bytes: float
@@ -180,6 +185,7 @@ class EngineRules:
     families: frozenset[str] | None = None
     classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
     own_code: Mapping[str, OwnCode] = field(default_factory=dict)
+    gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
     pools_without_cache: bool = False
     takes_longrope: bool = False
     shrinks_length: bool = False
@@ -197,6 +203,11 @@ class EngineRules:
     unplanned: frozenset[str] = frozenset()
     spans_nodes_with: str = " and --distributed-executor-backend=ray"
     cache_source: str = "vLLM v1/core/kv_cache_utils.py and v1/kv_cache_interface.py"
+
+    @property
+    def release(self) -> str:
+        """The engine and its release, for messages."""
+        return f"{self.title} {'.'.join(map(str, self.version))}"
 
     def flag(self, name: str) -> str:
         """Return a flag as this engine's users write it, by vLLM's name for it."""
@@ -216,32 +227,6 @@ _EXO_FAMILIES = frozenset({
     "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "roberta", "xlm-roberta",
 })  # fmt: skip
 
-_EXO_KERNELS = ProcessorKernels(
-    dtype="bfloat16",
-    quantizations=frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"}),
-    cache_types=frozenset({"auto", "bfloat16", "int8"}),  # exo_engine/attention/cpu.py
-    input_multiple=2,  # exo_engine/weight_formats/plain.py and layers/embedding.py
-    most_int8_inputs=2**16,  # exo_engine/weight_formats/int8.py
-    backend="cpu",
-    other_backends=frozenset({"auto", "reference"}),
-    head_multiple=16,  # exo_engine/kernels/pages.py, as the next two
-    longest_head=256,
-    block_multiple=16,
-    by_torch={
-        "deepseek_v2": TorchPart("latent attention and shared experts"),
-        "deepseek_v3": TorchPart("latent attention and shared experts"),
-        "gemma2": TorchPart("norms and gates", most_times=1.7),
-        "gemma3_text": TorchPart("norms and gates", most_times=1.7),
-        "gemma4_text": TorchPart("norms, gates and embeddings of layers"),
-        "gpt_oss": TorchPart("gates and biases of experts"),
-        "qwen3_5_text": TorchPart("linear attention"),
-        "qwen3_next": TorchPart("linear attention and shared experts"),
-    },
-)
-"""What `is_computed_by_kernels` of exo_engine/models/decoder.py says. Of random models with 16 layers of 1,024 hidden numbers a
-step took, by that of the same estimate for Llama or Qwen3-MoE, with one request and with 16: Gemma 2 and 3 1.2 and 1.6 times as
-long, Gemma 4 1.4 to 2.6, gpt-oss 2.0 and 1.5, Qwen3.5 3.8 and 3.4, Qwen3-Next 3.4 and 4.0, DeepSeek-V2 4.0 and 2.9."""
-
 
 def _exo(version: Version, _: str) -> EngineRules:
     return EngineRules(
@@ -249,6 +234,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         title="exo-engine",
         version=version,
         oldest=(0, 0, 0),
+        newest=version,
         default_utilization=0.9,
         batches=((0, (8192, 256)),),  # exo_engine/config.py
         cpu_batch=(1024, 64),
@@ -261,7 +247,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         advised_quantization="int8",
         cpu_dtype="float32",
-        kernels=_EXO_KERNELS,
+        kernels=EXO_KERNELS,
         families=_EXO_FAMILIES,
         pools_without_cache=True,
         shrinks_length=True,
@@ -271,6 +257,9 @@ def _exo(version: Version, _: str) -> EngineRules:
     )
 
 
+_NEWEST_VLLM = (0, 33, 0)
+
+
 def _vllm(version: Version, text: str) -> EngineRules:
     is_legacy = version < (0, 8, 0) or (version < (0, 11, 0) and "v0" in text.lower())
     return EngineRules(
@@ -278,6 +267,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         title="vLLM",
         version=version,
         oldest=(0, 6, 6),
+        newest=_NEWEST_VLLM,
         is_legacy=is_legacy,
         chooses_slowly=_GROUPED if version < (0, 12, 0) else frozenset(),
         schedules_ahead=version >= (0, 14, 0),
@@ -317,6 +307,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         quantizes=True,
         classes=CLASSES,
         own_code=OWN_CODE,
+        gpus=GPUS,
         chooses_cache_type=True,
         takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),
@@ -382,6 +373,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         title="SGLang",
         version=version,
         oldest=(0, 4, 0),
+        newest=(0, 5, 23),
         default_utilization=0.88,
         batches=_sglang_batches(version),
         logit_bytes=0,
@@ -391,6 +383,8 @@ def _sglang(version: Version, _: str) -> EngineRules:
         keeps_rotary_exact=True,
         pads_experts=True,
         quantizes=True,
+        classes=SGLANG_CLASSES,
+        gpus=SGLANG_GPUS,
         chooses_cache_type=True,
         spans_gpus=True,
         takes_longrope=True,
@@ -440,7 +434,7 @@ PLANNED = frozenset(_ENGINES)
 def rules_for(engine: str, version_text: str) -> EngineRules:
     """Return the rules of an engine version; an unreadable version counts as the newest."""
     read = _ENGINES.get(engine, _vllm)  # of other engines the weights alone are told
-    return read(parse_version(version_text) or (0, 33, 0), version_text)
+    return read(parse_version(version_text) or _NEWEST_VLLM, version_text)
 
 
 def default_batch(rules: EngineRules, gpu: Gpu) -> Batch:

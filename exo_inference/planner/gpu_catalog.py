@@ -38,6 +38,7 @@ class Gpu:
         bandwidth: memory bandwidth in bytes per second.
         tflops: dense, by number type (fp16, bf16, fp8, int8, fp4).
         capability: CUDA compute capability; None for another vendor's.
+        gfx: AMD's name of its architecture, such as `gfx942`; empty where it is not known.
         native: number types it computes in hardware; of a CPU also those that the engine's kernels make fast.
         link_bandwidth: bytes per second per direction between GPUs of one machine, by NVLink if it has it.
         nvlink_size: GPUs that one NVLink joins: a bridge joins two, a switch all.
@@ -62,6 +63,7 @@ class Gpu:
     reported_short_bytes: int | None = None
     tflops: Mapping[str, float] = field(default_factory=dict)
     capability: float | None = None
+    gfx: str = ""
     native: frozenset[str] = frozenset()
     link_bandwidth: float = 16e9
     has_nvlink: bool = False
@@ -366,6 +368,7 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         bandwidth=entry["bandwidth_gbps"] * 1e9,
         tflops=entry["tflops"],
         capability=float(capability) if re.fullmatch(r"[0-9.]+", capability) else None,
+        gfx=capability if capability.startswith("gfx") else "",
         native=frozenset(entry["native"]),
         link_bandwidth=(nvlink / 2 if nvlink else entry.get("pcie_gbps") or 16) * 1e9,
         has_nvlink=bool(nvlink),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checkpoint_releases import check_class, check_own_code
 from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
@@ -41,6 +40,8 @@ from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.lacks import kernel_problems, not_sized, processor_notes
 from exo_inference.planner.profile_run import activations_component, profile_batch, with_first_start
+from exo_inference.planner.releases.classes import check_class
+from exo_inference.planner.releases.own_code import check_own_code
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
@@ -71,8 +72,8 @@ def plan(
     Returns:
         The plan; its verdict is `unknown` where the model cannot be sized.
     """
-    static = parameters.rules.static_share
-    lack = static.find_lack(model, gpu) if static is not None else not_sized(parameters, gpu)
+    static, asked = parameters.rules.static_share, parameters.max_model_len
+    lack = static.find_lack(model, gpu, asked) if static is not None else not_sized(parameters, gpu)
     if model.cannot_size is not None or lack is not None:
         detail = f"cannot size {model.name}, because {model.cannot_size or lack}"
         return Plan(

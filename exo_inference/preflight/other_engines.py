@@ -125,7 +125,7 @@ def _find_lack(start: Start) -> str | None:
 
 def _traits(start: Start) -> Iterator[str]:
     """Yield what a model has that flags of its engine are about."""
-    model, static = start.model, rules_for(start.engine.name, start.engine.version).static_share
+    model, static = start.model, rules_for(start.engine.name, start.version).static_share
     specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
     if static is not None and model.model_type in static.windowed:
         yield "windows"

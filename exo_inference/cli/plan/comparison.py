@@ -153,21 +153,29 @@ def _problems(plans: Sequence[DeploymentPlan]) -> tuple[list[str], list[str]]:
     return everywhere, others
 
 
+_OF_GPU = "gpu-type"
+
+
 def _row(plan: DeploymentPlan) -> tuple[str, ...]:
-    writes = not words.has_no_cache(plan)  # a text that is computed whole has no next token
-    most = fields.tokens_per_second(plan) if writes else None
+    most = fields.tokens_per_second(plan)
     return (
         f"{plan.gpu_count} × {plan.gpu_type}",
         str(plan.verdict),
         f"{plan.safe_max_model_len:,}" if plan.safe_max_model_len else "-",
         words.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
         _or_dash(fields.first_token_seconds(plan)),
-        _or_dash(fields.inter_token_seconds(plan) if writes else None),
+        _or_dash(fields.inter_token_seconds(plan)),
         f"{most:,.0f}" if most else "-",
         words.usd(plan.usd_per_hour),
-        words.usd(fields.usd_per_million_tokens(plan) if writes else None),
-        " ".join(dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))),
+        words.usd(fields.usd_per_million_tokens(plan)),
+        " ".join(_reasons(plan)),
     )
+
+
+def _reasons(plan: DeploymentPlan) -> list[str]:
+    """Return what refuses it in a word each; on a GPU that the engine does not run on at all, that alone."""
+    found = dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))
+    return [_OF_GPU] if _OF_GPU in found else list(found)
 
 
 def _reason(problem: PlanProblem) -> str:

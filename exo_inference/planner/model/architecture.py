@@ -67,6 +67,8 @@ class Architecture:
     name: str
     model_type: str = ""
     cannot_size: str | None = None
+    text_type: str = ""
+    """Of the model of text inside, which may be younger than what it stands in."""
     hidden_size: int = 0
     vocab_size: int = 0
     num_heads: int = 0
@@ -215,6 +217,7 @@ def _read(
     return Architecture(
         name=name,
         model_type=fields.model_type,
+        text_type=fields.text_type,
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
         num_heads=0 if family.layout == "states" else fields.integer("num_attention_heads"),
