@@ -87,7 +87,7 @@ def plan(
         settle(model, gpu, max(1, gpu_count), parameters, draft), free_bytes=free_bytes
     )
     problems = [
-        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
+        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks, setting.dtype),
         *check_quantization_flag(model, parameters),
         *kernel_problems(setting),
         *check_class(model, setting.rules),

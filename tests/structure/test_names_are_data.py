@@ -25,6 +25,7 @@ TABLES = {
     "planner/model/audio.py": "the table of audio encoders whose sizes no config names",
     "planner/model/vision.py": "the table of image encoders, by the model type of each",
     "planner/releases/classes.py": "the table of the releases that have a class for a family",
+    "planner/releases/dtypes.py": "the table of families that a release does not compute in float16",
     "resources/deployment.py": "digests that are stored leave out what was the default when the first were written",
 }
 """Where engines and families may be told apart by name, and why."""

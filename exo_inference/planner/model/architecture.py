@@ -91,6 +91,8 @@ class Architecture:
     quantization: Quantization | None = None
     min_batched_tokens: int = 0
     is_embedding: bool = False
+    looks_ahead: bool = False
+    """A token attends to those behind it, so that a prompt is computed whole."""
     checkpoint_bytes: int | None = None
     weights_error: float = 0.01
     weights_more: float = 0.0
@@ -233,6 +235,7 @@ def _read(
         quantization=quantization,
         min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
         is_embedding=_is_embedding(fields, family, name),
+        looks_ahead=family.encodes or _is_told_to_look_ahead(fields),
         weights_error=error,
         notes=tuple(notes),
         source=source,
@@ -403,6 +406,10 @@ def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
     )
     has_no_head = bool(_WITHOUT_HEAD.fullmatch(str(named))) and is_text_alone
     return family.layout == "encoder" or "embedding" in name.lower() or has_no_head
+
+
+def _is_told_to_look_ahead(fields: ConfigFields) -> bool:
+    return fields.get("is_causal") is False or fields.get("use_bidirectional_attention") is True
 
 
 _WITHOUT_HEAD = re.compile(
