@@ -49,7 +49,7 @@ def check_request(
             *_check_capability(model, gpu, rules),
             *type_problems(model, gpu, parameters),
         ]
-    problems += _check_steps(model, parameters, rules)
+    problems += _check_steps(model, gpu, parameters, rules)
     problems += _check_types(model, gpu, parameters)
     problems += check_dtype(model, gpu, parameters, dtype)
     return problems + _check_engine(model, gpu, gpu_count, rules)
@@ -138,7 +138,7 @@ def _check_length(model: Architecture, parameters: EngineParameters) -> list[Pro
 
 
 def _check_steps(
-    model: Architecture, parameters: EngineParameters, rules: EngineRules
+    model: Architecture, gpu: Gpu, parameters: EngineParameters, rules: EngineRules
 ) -> list[Problem]:
     """Check what the engine's scheduler and attention kernels ask for."""
     problems, tokens = [], parameters.max_num_batched_tokens
@@ -148,7 +148,11 @@ def _check_steps(
         step = f"set --max-num-batched-tokens={seqs} or more"
         problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
     problems += _check_whole(model, parameters, rules)
-    block, unit = parameters.block_size, rules.block_multiple
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    is_any = (
+        gpu.vendor == "amd" and KvKind.LATENT in kinds
+    )  # AITER's latent attention has blocks of 1
+    block, unit = parameters.block_size, 1 if is_any else rules.block_multiple
     if block is not None and block % unit:
         detail = f"--block-size is {block}, {rules.title}'s attention kernels expect a multiple of {unit}"
         step = f"set --block-size={-(-block // unit) * unit}"
@@ -246,7 +250,7 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
             if least > capability:
                 detail = f"{form.name} weights need compute capability {least}"
                 problems.append(Problem("quantization", f"{detail}, {gpu.name} has {capability}"))
-    problems += check_sparse(model, gpu, rules)
+    problems += check_sparse(model, gpu, parameters)
     problems += _check_cache_type(model, gpu, parameters)
     problems += _check_compressed_cache(model, gpu, parameters)
     return problems

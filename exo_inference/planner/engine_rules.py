@@ -51,6 +51,7 @@ class EngineRules:
         cpu_batch: the same on a CPU, where that is another matter than its memory.
         small_batch_gpus: parts of names of GPUs that have the smallest of `batches` all the same.
         subtracts_graphs: the CUDA-graph estimate comes out of the budget (since 0.20).
+        subtracts_amd_graphs: so does it on AMD's GPUs (vllm-project/vllm#36720 and #48526; in 0.20.0 to 0.25.1 it does not).
         groups_hybrids: layers of different kinds share a pool in groups.
         group_tolerance: the largest bucket sets the group size while below this times the smallest.
         reports_by_concurrency: the printed capacity is concurrency x max-model-len (since 0.21).
@@ -143,6 +144,7 @@ class EngineRules:
     parses_templates: bool = False
     writes_itself: frozenset[str] = frozenset()
     subtracts_graphs: bool = False
+    subtracts_amd_graphs: bool = False
     groups_hybrids: bool = False
     group_tolerance: float = 1.0
     reports_by_concurrency: bool = False
@@ -295,6 +297,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         batches=_vllm_batches(version, is_legacy),
         small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),
         subtracts_graphs=version >= (0, 20, 0),
+        subtracts_amd_graphs=version >= (0, 26, 0),
         groups_hybrids=version >= (0, 10, 0) and not is_legacy,
         group_tolerance=1.5 if version >= (0, 14, 0) else 1.25,
         reports_by_concurrency=version >= (0, 20, 2),  # pull request 40694; its wheel prints so

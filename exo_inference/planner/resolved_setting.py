@@ -127,7 +127,7 @@ def settle(
 ) -> Setting:
     """Return what the flags come to for this model on these GPUs, defaults filled in."""
     model = _as_loaded(model, parameters)
-    rules = _running_rules(model, parameters)
+    rules = _running_rules(model, gpu, parameters)
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
     length = asked if isinstance(asked, int) else _own_length(model, rules)
@@ -175,9 +175,11 @@ def _own_length(model: Architecture, rules: EngineRules) -> int:
     return max(own, model.longest_model_len or 0) if rules.static_share is not None else own
 
 
-def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineRules:
+def _running_rules(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> EngineRules:
     """Return the rules by which this model starts: those of the release, or of its second model runner."""
     rules = parameters.rules
+    if gpu.vendor == "amd" and rules.subtracts_graphs and not rules.subtracts_amd_graphs:
+        rules = _without_estimate(rules)
     types, drafting = rules.second_runner, parameters.speculative_config
     if types is None or parameters.runner == "pooling" or model.is_embedding:
         return rules
@@ -188,6 +190,11 @@ def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineR
     is_dense = model.moe is None and KvKind.STATE not in kinds
     has_second = model.model_type in types or (rules.runs_dense_second and is_dense)
     return of_second_runner(rules) if has_second else rules
+
+
+@lru_cache(maxsize=64)
+def _without_estimate(rules: EngineRules) -> EngineRules:
+    return replace(rules, subtracts_graphs=False)
 
 
 def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:

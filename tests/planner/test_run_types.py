@@ -122,6 +122,17 @@ def test_attention_over_an_index_has_kernels_on_some_gpus_alone(
     assert any("sparse latent attention" in each for each in details) is not is_served
 
 
+def test_amds_latent_attention_takes_blocks_of_one_token() -> None:
+    """To 0.17.1 (platforms/rocm.py), as in the start of GLM-5-FP8 on eight MI300X with --block-size=1 (0.16.0)."""
+    without = on(SPARSE_MODEL, "mi300x", version="0.16.0", count=8)
+    (detail,) = refusals(without, "block-size")
+    assert "set --block-size=1" in detail
+    for flags, version in ((("--block-size=1",), "0.16.0"), ((), "0.18.0")):
+        found = on(SPARSE_MODEL, "mi300x", *flags, version=version, count=8)
+        assert not refusals(found, "block-size")
+    assert refusals(on("Qwen/Qwen3-8B", "mi300x", "--block-size=1"), "block-size")
+
+
 def test_what_has_no_index_needs_no_such_kernels() -> None:
     found = on("deepseek-ai/DeepSeek-V3", "a100", version="0.28.0", count=8)
     assert not any("sparse" in each for each in refusals(found, "gpu-type"))

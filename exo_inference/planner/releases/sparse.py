@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exo_inference.planner.engine_rules import EngineRules
     from exo_inference.planner.gpu_catalog import Gpu
     from exo_inference.planner.model.architecture import Architecture
+    from exo_inference.planner.parameters import EngineParameters
 
 SPARSE: Mapping[GpuKind, Served] = {
     9: Served((0, 11, 0), "https://github.com/vllm-project/vllm/pull/25896"),
@@ -49,14 +50,23 @@ def is_packed(model: Architecture, gpu: Gpu, rules: EngineRules) -> bool:
     return bool(rules.sparse_gpus) and _kind(gpu) in PACKED and is_sparse(model)
 
 
-def check_sparse(model: Architecture, gpu: Gpu, rules: EngineRules) -> list[Problem]:
+CHOOSES_BLOCKS = (0, 18, 0)
+"""The first release that takes blocks of one token on AMD's GPUs by itself; before, "Sparse MLA backend on ROCm only supports block
+size 1" (platforms/rocm.py, 0.12.0 to 0.17.1)."""
+
+
+def check_sparse(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:
     """Return why this release does not serve the model on such a GPU."""
-    kind = _kind(gpu)
+    rules, kind = parameters.rules, _kind(gpu)
     if not rules.sparse_gpus or not kind or not is_sparse(model):
         return []
     served = rules.sparse_gpus.get(kind)
     if served is not None and served.has(rules.version):
-        return []
+        needs_flag = gpu.vendor == "amd" and rules.version < CHOOSES_BLOCKS
+        if not needs_flag or parameters.block_size == 1:
+            return []
+        detail = f"{rules.release} has sparse latent attention on {gpu.name} in blocks of one token alone: set --block-size=1"
+        return [Problem("block-size", detail, says_step=True, ways=(("block_size", 1),))]
     shown = gpu.gfx or f"compute capability {gpu.capability}"
     step = "use another GPU" if served is None else f"{served.step(rules.version)}, or another GPU"
     detail = f"{rules.release} has no kernels for sparse latent attention on {gpu.name} ({shown})"
