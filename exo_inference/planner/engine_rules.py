@@ -43,12 +43,10 @@ class EngineRules:
         chooses_slowly: model types whose experts are chosen by groups (model_executor/models/deepseek_v2.py and
             glm4_moe.py, `use_grouped_topk`) in several kernels: scores, biases and casts went into the one that
             chooses with vllm-project/vllm#28124 (2025-11, before 0.12).
-        schedules_ahead: the host schedules a step while the GPU computes the one before (vLLM since 0.14,
-            config/vllm.py `async_scheduling`).
+        schedules_ahead: the host schedules a step while the GPU computes the one before (0.14, config/vllm.py `async_scheduling`).
         parses_templates: its API parses the chat template anew for each request (vLLM 0.11.0 alone:
             entrypoints/chat_utils.py, `resolve_chat_template_kwargs`; not in 0.10.2, and kept since 0.11.2).
-        writes_itself: model types whose prompts its API writes without a template
-            (entrypoints/openai/serving_chat.py, `use_harmony`).
+        writes_itself: model types whose prompts its API writes without a template (`use_harmony` of openai/serving_chat.py).
         default_utilization: of `--gpu-memory-utilization`.
         batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
         cpu_batch: the same on a CPU, where that is another matter than its memory.
@@ -97,8 +95,7 @@ class EngineRules:
         dequantizes_cache: attention makes 16 bit of a cache of 8 first, and is no faster ("no latency improvements as the
             implementation does not yet include fused dequantization and attention operations", vLLM's
             docs/features/quantization/quantized_kvcache.md to 0.11.2; no longer there in 0.25.0).
-        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
-            is so, any device converts such a cache.
+        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number, which any device converts.
         halves_float32: a model in float32 runs in 16 bit.
         cpu_dtype: what it computes in on a CPU that is slow in bfloat16; None for the model's own type.
         kernels: what its compiled kernels compute on a CPU; None for an engine that has none.
