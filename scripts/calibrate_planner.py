@@ -3,8 +3,8 @@
     python -m scripts.calibrate_planner --starts STARTS.json [--check]
 
 writes `planner/catalog/overheads.json`, or says whether it would differ. What follows from an engine's source is
-not touched: a constant is the middle of what is left of printed figures when that is taken away. `leave_one_out`
-derives each constant again without one kind of GPU, and predicts the starts on it.
+not touched: a constant is the middle of what is left of printed figures when that is taken away. `left_out/` derives
+each constant again without one kind of GPU, and predicts the starts on it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,21 @@ from exo_inference.planner.memory import Component
 from exo_inference.planner.overheads import (
     ALONE,
     BAND,
+    BESIDE,
+    BESIDE_OF_STATES,
     GRAPHS,
     GRAPHS_OF_STATES,
     LINKED,
     UNIFIED,
     Measured,
     at_ranks,
+    beside_constant,
     doublings,
+    estimated_graphs,
     graph_sizes,
     graphs_constant,
     outside_constant,
+    stage_layers,
 )
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan
@@ -111,39 +116,67 @@ def _planned(case: Mapping[str, Any]) -> Plan | None:
     return None if result.basis is None or is_refused else result
 
 
-def graph_figures(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the estimates that starts printed for captured graphs, in MiB per layer and size.
+@dataclass(frozen=True, slots=True)
+class GraphEstimate:
+    """What one start printed for graphs that it was yet to capture.
 
-    Estimates, because they are what the engine subtracts; what graphs took afterwards was from a third to five times
-    as much.
+    It is this that the engine subtracts; what graphs took afterwards was from a third to five times as much.
+
+    Attributes:
+        constant, beside: which constants it sets.
+        gpu: the kind.
+        mib: printed.
+        sizes: layers of a stage, as often as graphs are captured.
     """
-    found: dict[str, list[float]] = {GRAPHS: [], GRAPHS_OF_STATES: []}
+
+    constant: str
+    beside: str
+    gpu: str
+    mib: float
+    sizes: int
+
+    @property
+    def each(self) -> float:
+        """MiB per layer and size."""
+        return self.mib / self.sizes
+
+
+def graph_estimates(cases: Iterable[Mapping[str, Any]]) -> list[GraphEstimate]:
+    """Return the estimates that starts printed for captured graphs."""
+    found = []
     for case in cases:
-        observed = case["observed"]
-        printed = observed.get("cudagraph_est_gib")
+        printed = case["observed"].get("cudagraph_est_gib")
         result = _planned(case)
         if printed is None or printed <= 0 or result is None or result.basis is None:
             continue
         setting = result.basis.setting
-        layers = -(-len(setting.model.layers) // setting.ranks.pipeline)
-        each = printed * GIB / MIB / layers / graph_sizes(setting.max_num_seqs)
-        found[graphs_constant(setting.model)].append(each)
+        model = setting.model
+        sizes = stage_layers(model, setting.ranks) * graph_sizes(setting.max_num_seqs)
+        names = graphs_constant(model), beside_constant(model)
+        found.append(GraphEstimate(*names, gpu_key(case), printed * GIB / MIB, sizes))
     return found
 
 
-def graph_constants(cases: Iterable[Mapping[str, Any]]) -> dict[str, Measured]:
-    """Return one middle of all estimates, with the spread that models with and without states have."""
-    found = graph_figures(cases)
-    middle = statistics.median([each for values in found.values() for each in values])
-    return {
-        name: Measured(
-            round(middle, 3),
-            round(min(middle, _quantile(values, 0.25)), 3),
-            round(max(middle, _quantile(values, 0.75)), 3),
-            len(values),
-        )
-        for name, values in found.items()
-    }
+def graph_constants(found: Sequence[GraphEstimate]) -> dict[str, Measured]:
+    """Return one middle of all estimates, and what models with and without states have beside it.
+
+    The spread per layer and size is for graphs that nothing is subtracted for; no estimate is less than its sizes.
+    """
+    middle = statistics.median([one.each for one in found])
+    constants = {}
+    for name in (GRAPHS, GRAPHS_OF_STATES):
+        values = [one.each for one in found if one.constant == name]
+        constants[name] = _around(middle, values)
+    for name in (BESIDE, BESIDE_OF_STATES):
+        values = [(one.mib - middle * one.sizes) * MIB / GIB for one in found if one.beside == name]
+        constants[name] = _around(max(0.0, statistics.median(values)), values)
+    return constants
+
+
+def _around(middle: float, values: Sequence[float]) -> Measured:
+    """Return a middle with the half of these values that lies in the middle of them."""
+    low, high = _quantile(values, 0.25), _quantile(values, 0.75)
+    return _rounded(middle, min(low, middle), max(high, middle), len(values))
 
 
 def residuals(cases: Iterable[Mapping[str, Any]], graphs: Mapping[str, Measured]) -> list[Residual]:
@@ -179,12 +212,9 @@ def _residual(
     up = (setting.gpu.reported_error_bytes * share / GIB) ** 2
     for name, each in parts.items():
         if name == "cuda_graphs" and each.num_bytes:
-            each = _regraphed(
-                each,
-                graphs[graphs_constant(setting.model)],
-                setting.max_num_seqs,
-                len(setting.model.layers),
-            )
+            model, num_seqs = setting.model, setting.max_num_seqs
+            sizes, beside = graphs[graphs_constant(model)], graphs[beside_constant(model)]
+            each = estimated_graphs(model, setting.ranks, num_seqs, sizes, beside)
             left += (parts[name].num_bytes - each.num_bytes) / GIB
         if name not in ("non_torch", "weights"):  # weights have a band of their own
             down += ((each.high - each.num_bytes) / GIB) ** 2
@@ -200,12 +230,6 @@ def _residual(
 def _draft(parts: Mapping[str, Component]) -> float:
     draft = parts.get("draft_model")
     return 0.0 if draft is None else draft.num_bytes / GIB
-
-
-def _regraphed(each: Component, constant: Measured, num_seqs: int, layers: int) -> Component:
-    sizes = graph_sizes(num_seqs) * layers * MIB
-    value, low, high = (int(sizes * size) for size in (constant.value, constant.low, constant.high))
-    return Component(each.name, value, low, high, each.source, each.is_in_budget)
 
 
 def measure(left: Sequence[tuple[Residual, float]], spread: Sequence[float]) -> Measured:
@@ -257,16 +281,26 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
     """Return all constants, set on these starts."""
-    graphs = graph_constants(cases)
+    graphs = graph_constants(graph_estimates(cases))
     left = residuals(cases, graphs)
     constants = graphs | outside_constants(left)
-    held_out = [(each, _without(left, each)) for each in left]
-    ratios = sorted(_ratio(each, constant) for each, constant in held_out if constant is not None)
-    rank = min(len(ratios) - 1, -(-int(_INSIDE * 100) * (len(ratios) + 1) // 100) - 1)
-    constants[BAND] = _rounded(ratios[rank], ratios[0], ratios[-1], len(ratios))
+    ratios = [ratio for _, ratio in band_ratios(left)]
+    constants[BAND] = _rounded(band_width(ratios), min(ratios), max(ratios), len(ratios))
     if UNIFIED in constants:
         constants[UNIFIED] = _shared_with_cpu(left, constants)
     return constants
+
+
+def band_ratios(left: Sequence[Residual]) -> list[tuple[str, float]]:
+    """Return how many times the spread each start lies from what other kinds of GPU predict, with its own kind."""
+    held_out = [(each, set_without(left, each)) for each in left]
+    return [(each.gpu, _ratio(each, found)) for each, found in held_out if found is not None]
+
+
+def band_width(ratios: Sequence[float]) -> float:
+    """Return how many times the spread nine in ten of the next starts lie within."""
+    rank = -(-int(_INSIDE * 100) * (len(ratios) + 1) // 100) - 1
+    return sorted(ratios)[min(len(ratios) - 1, rank)]
 
 
 def _shared_with_cpu(left: Sequence[Residual], constants: Mapping[str, Measured]) -> Measured:
@@ -311,9 +345,10 @@ def _per_doubling(one: Residual, base: float) -> float:
     return (one.outside - base) / one.doubled if one.doubled else one.outside
 
 
-def _without(left: Sequence[Residual], one: Residual) -> Measured | None:
-    """Return a start's constant, set on other kinds of GPU alone; None where there is none."""
-    constants = outside_constants([each for each in left if each.gpu != one.gpu])
+def set_without(left: Sequence[Residual], one: Residual, apart: str = "gpu") -> Measured | None:
+    """Return a start's constant, set on other kinds of GPU (or machines) alone; None where there is none."""
+    own = getattr(one, apart)
+    constants = outside_constants([each for each in left if getattr(each, apart) != own])
     found = constants.get(one.constant)
     if found is None or not one.doubled:
         return found
@@ -328,35 +363,6 @@ def _ratio(one: Residual, constant: Measured) -> float:
     else:
         spread = one.fixed_down + max(0.0, constant.high - constant.value) ** 2
     return float(abs(error) / max(0.01, spread**0.5))
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """One constant, and how starts fare that it is set without; errors as shares of the printed KV memory.
-
-    The errors are None where all of a constant's starts are on one kind of GPU.
-    """
-
-    constant: str
-    value: Measured
-    mean: float | None
-    median: float | None
-
-
-def leave_one_out(cases: Sequence[Mapping[str, Any]]) -> list[LeftOut]:
-    """Return how well each constant predicts starts when it is set without their kind of GPU."""
-    left = residuals(cases, graph_constants(cases))
-    rows = []
-    for name, value in outside_constants(left).items():
-        held_out = [(each, _without(left, each)) for each in left if each.constant == name]
-        errors = [
-            abs(each.outside - constant.value) / max(0.01, abs(each.printed))
-            for each, constant in held_out
-            if constant is not None
-        ]
-        mean = statistics.fmean(errors) if errors else None
-        rows.append(LeftOut(name, value, mean, statistics.median(errors) if errors else None))
-    return rows
 
 
 def render(constants: Mapping[str, Measured]) -> str:

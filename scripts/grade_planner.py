@@ -25,8 +25,8 @@ from exo_inference.planner.accuracy.grading import (
     miss_limit,
     summarise,
 )
-from exo_inference.planner.overheads import BAND, GRAPHS, GRAPHS_OF_STATES
-from scripts.calibrate_planner import LeftOut, leave_one_out
+from scripts.left_out.constants import band_left_out, graphs_left_out, leave_one_out
+from scripts.left_out.page import LeftOutPart
 from scripts.planner_halves import split
 from scripts.published_speeds import ran_starts
 
@@ -75,25 +75,6 @@ set on them. Of gpt-oss-120b the table's own figures add up to another share of 
 | --- | ---: | ---: | ---: | ---: |
 """
 
-_LEFT_OUT = """## One constant left out
-
-Each measured constant for memory outside PyTorch, and the error of the KV memory of the starts it is set on when their
-kind of GPU is left out. Where all are on one kind of GPU, that cannot be told.
-
-| constant | starts | value | half between | mean error | median error |
-| --- | ---: | ---: | ---: | ---: | ---: |
-"""
-
-_NOT_LEFT_OUT = f"""
-The other measured constants have no row:
-
-- `{GRAPHS}` and `{GRAPHS_OF_STATES}`
-  are set on the estimates of captured graphs that starts print, not on their KV memory, and share one middle; what is left
-  of the KV memory beside them is what the constants above are set on.
-- `{BAND}` is a width, which predicts no memory by itself. It is set on errors as those of the table, each
-  with the start's kind of GPU left out already.
-"""
-
 _RAN = """### Starts whose speed was published
 
 They print no memory, but they ran: those of [published speeds](planner-published-speeds.md) whose source states release
@@ -107,9 +88,10 @@ def render(
     *,
     calibration: Grades | None = None,
     unseen: Grades | None = None,
-    left_out: Sequence[LeftOut] = (),
+    left_out: LeftOutPart | None = None,
     peer: Sequence[Mapping[str, Any]] = (),
     ran: Grades | None = None,
+    by_half: tuple[Grades, Grades] | None = None,
 ) -> str:
     """Return the page.
 
@@ -118,13 +100,15 @@ def render(
         explanations: by case, what explains a miss.
         calibration: grades of the half that constants were set on.
         unseen: grades of starts that were found after the constants were set.
-        left_out: how starts fare without their own part in a constant.
+        left_out: how starts fare without their own part in each constant.
         peer: starts among which those that another planner published are shown beside its figures.
         ran: grades of starts whose speed was published.
+        by_half: `unseen` apart by the half that its model and GPU fall on.
     """
     lines = [_HEAD, *section(_GRADED, graded, explanations)]
     if unseen is not None:
         lines += section(_UNSEEN, unseen, explanations)
+        lines += _half_lines(by_half) if by_half is not None else []
         lines += _pooled(graded, unseen)
     if ran is not None and unseen is not None:
         lines += [_RAN, *_fit_lines(ran, explanations), _tight_line(graded, unseen, ran)]
@@ -132,10 +116,8 @@ def render(
         lines += _beside_peer(peer)
     if calibration is not None:
         lines += section(_CALIBRATION, calibration, explanations)
-    if left_out:
-        lines += [
-            _LEFT_OUT + "\n".join(_left_out_row(each) for each in left_out) + "\n" + _NOT_LEFT_OUT
-        ]
+    if left_out is not None:
+        lines += left_out.lines()
     groups = [each for each in (graded, unseen, calibration) if each is not None]
     for quantity in LIMITS:
         missed = [each for group in groups for each in group.of(quantity)]
@@ -199,6 +181,32 @@ def _beside_peer(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+_HALVES = """### Of these, by what the rule holds out
+
+No constant was set on a start above. Of some the model and the GPU fall on the calibration half, so that other starts of
+either may have set one; of the others the rule holds out the model or the GPU.
+
+| model and GPU | verdict right | tight | in the band | available KV memory, 1 GiB and more: mean | median |
+| --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def _half_lines(halves: tuple[Grades, Grades]) -> list[str]:
+    """Return the table of later starts by the half of their model and GPU."""
+    lines = [_HALVES.rstrip("\n")]
+    for name, grades in zip(("on the calibration half", "held out"), halves, strict=True):
+        right, decided = sum(each.is_right for each in grades.decided), len(grades.decided)
+        banded = [each.is_in_band for each in grades.graded if each.is_in_band is not None]
+        found = [each for each in grades.of("available KV memory") if not each.is_small]
+        errors = [abs(each.error) for each in found]
+        lines.append(
+            f"| {name} | {right} of {decided} ({right / max(1, decided):.1%}) | {len(grades.fits) - decided} of {len(grades.fits)} "
+            f"| {sum(banded)} of {len(banded)} ({sum(banded) / max(1, len(banded)):.1%}) "
+            f"| {statistics.fmean(errors):.2%} ({len(errors)}) | {statistics.median(errors):.2%} |"
+        )
+    return [*lines, ""]
+
+
 def _pooled(graded: Grades, unseen: Grades) -> list[str]:
     decided, right, fits = 0, 0, 0
     for each in (graded, unseen):
@@ -240,18 +248,6 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     return (middle - spread) / whole, (middle + spread) / whole
 
 
-def _left_out_row(each: LeftOut) -> str:
-    value = each.value
-    errors = [
-        "one kind of GPU" if error is None else f"{100 * error:.1f} %"
-        for error in (each.mean, each.median)
-    ]
-    return (
-        f"| {each.constant} | {value.starts} | {value.value:.2f} GiB | {value.low:.2f} to {value.high:.2f} | "
-        f"{' | '.join(errors)} |"
-    )
-
-
 def _table(grades: Grades) -> list[str]:
     lines = [
         "| quantity | cases | mean | median | 95th percentile | worst | bias | asked for |",
@@ -269,19 +265,28 @@ def _table(grades: Grades) -> list[str]:
             row = summarise(name, group)
             if row is not None:
                 lines.append(_row(row, asked, most if asked is not None else None))
-        if small and quantity.startswith("available KV memory"):
+        if small and quantity.startswith(_IN_GIB):
             lines.append(_absolute_row(quantity, small))
     return [*lines, ""]
 
 
+_IN_GIB = ("available KV memory", "blocks for states")
+"""Quantities whose error of a small cache is told in GiB."""
+
+
 def _absolute_row(quantity: str, small: Sequence[Graded]) -> str:
-    """Return the row of starts that print next to no cache, of which a share of an error says nothing: in GiB."""
-    errors = sorted(each.predicted - each.observed for each in small)
+    """Return the row of starts that have next to no cache, of which a share of an error says nothing: in GiB.
+
+    Its last cell has the errors as shares of the GPU's memory, which they are to be seen against.
+    """
+    errors = sorted((each.predicted - each.observed) * each.gib for each in small)
     sizes = sorted(map(abs, errors))
     figures = (statistics.fmean(sizes), statistics.median(sizes), sizes[-1], sizes[-1])
     cells = " | ".join(f"{figure:.2f} GiB" for figure in figures)
     name = f"{quantity}, less than {SMALL_CACHE:g} GiB printed"
-    return f"| {name} | {len(small)} | {cells} | {statistics.fmean(errors):+.2f} GiB |  |"
+    shares = [abs(each.predicted - each.observed) * each.gib / each.gpu_gib for each in small]
+    of_gpu = f"of the GPU's memory: {statistics.fmean(shares):.1%} mean, {max(shares):.1%} at most"
+    return f"| {name} | {len(small)} | {cells} | {statistics.fmean(errors):+.2f} GiB | {of_gpu} |"
 
 
 def _row(row: Summary, mean: float | None, most: float | None) -> str:
@@ -374,12 +379,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         explanations,
         calibration=grade(setting),
         unseen=unseen,
-        left_out=leave_one_out(setting),
+        left_out=LeftOutPart(
+            leave_one_out(setting), graphs_left_out(setting), band_left_out(setting)
+        ),
         peer=later,
         ran=None if options.ran is None else grade(ran_starts(_figures(options.ran))),
+        by_half=None if unseen is None else _grades_of(split(later)),
     )
     print_or_write(page, options.write)
     return 0
+
+
+def _grades_of(
+    halves: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]],
+) -> tuple[Grades, Grades]:
+    setting, held = halves
+    return grade(setting), grade(held)
 
 
 def write_grades(

@@ -3,6 +3,7 @@
 ======================  ===================================================
 `org/name`              the Hugging Face Hub, or what `HF_ENDPOINT` names;
                         with simulated GPUs the planner's catalogue
+`org/name:TYPE`         one GGUF file of such a repository
 `file:///abs/path`      a directory of this machine, served in place
 `exo/tiny-chat`         built in, comes with this package
 ======================  ===================================================
@@ -18,6 +19,7 @@ __all__ = ["BUILTIN_PREFIX", "FILE_PREFIX", "is_in_place", "source_for"]
 
 _HUB_NAME = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?/[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+    r"(?::[A-Za-z0-9][A-Za-z0-9._-]{0,127})?"
 )
 
 
@@ -48,7 +50,7 @@ def source_for(name: str, *, endpoint: str | None = None, simulated: bool = Fals
     if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
         raise InvalidModelName(
             f"{name[:256]!r} is not the name of a model: expected ORG/NAME of the Hugging Face Hub, "
-            f"file:///ABSOLUTE/PATH, or a built-in model such as exo/tiny-chat",
+            f"ORG/NAME:TYPE for one of its GGUF files, file:///ABSOLUTE/PATH, or a built-in model such as exo/tiny-chat",
             hint="Copy the name from the model's page on the Hub, for example Qwen/Qwen3-0.6B.",
         )
     if simulated:

@@ -49,9 +49,11 @@ from exo_inference.hub.download import (
     partial_name,
     present_bytes,
 )
+from exo_inference.hub.gguf_files import split_tag
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS, Request, explain
 from exo_inference.hub.huggingface_files import choose_files
-from exo_inference.hub.model_directory import check_model_directory
+from exo_inference.hub.model_directory import check_gguf_files, check_model_directory
+from exo_inference.model_description import CONFIG_NAME
 from exo_inference.state_dir import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ _CLIENT_ERRORS: tuple[type[Exception], ...] = (
 
 
 class HuggingFaceSource:
-    """Serves `org/name` names.
+    """Serves `org/name` names, and `org/name:TYPE` for one GGUF file.
 
     Args:
         endpoint: of the Hub; None is what `HF_ENDPOINT` says, else huggingface.co.
@@ -144,7 +146,10 @@ class HuggingFaceSource:
         with self._explained(source, revision, token), bounded(limit):
             api = HfApi(endpoint=self._endpoint, token=token or False, library_name=_LIBRARY)
             info = api.model_info(
-                source, revision=revision, files_metadata=True, timeout=self._timeout_seconds
+                split_tag(source)[0],
+                revision=revision,
+                files_metadata=True,
+                timeout=self._timeout_seconds,
             )
             if not info.sha or info.siblings is None:
                 raise SourceUnreachable(
@@ -158,8 +163,8 @@ class HuggingFaceSource:
                     f"{self._endpoint} tells no size of {num_unsized} files of {source}; "
                     f"at most {_MAX_UNSIZED} are asked for one by one"
                 )
-            config = next(file for file in files if file.path == "config.json")
-            self._complete(source, info.sha, config, token)  # tries access, too
+            first = next((file for file in files if file.path == CONFIG_NAME), files[0])
+            self._complete(source, info.sha, first, token)  # tries access, too
             completed = tuple(
                 file if file.size_bytes else self._complete(source, info.sha, file, token)
                 for file in files
@@ -168,7 +173,8 @@ class HuggingFaceSource:
 
     def _complete(self, source: str, commit: str, file: ModelFile, token: str | None) -> ModelFile:
         """Ask for one file's size and hash, as mirrors need that leave them out of the list."""
-        url = hf_hub_url(source, file.path, revision=commit, endpoint=self._endpoint)
+        repository, _ = split_tag(source)
+        url = hf_hub_url(repository, file.path, revision=commit, endpoint=self._endpoint)
         metadata = get_hf_file_metadata(
             url,
             token=token or False,
@@ -199,7 +205,10 @@ class HuggingFaceSource:
                 _check_space(directory, missing_bytes - present)
                 progress.add(model.size_bytes - missing_bytes + present, now=True)
                 self._fetch_all(downloads, manifest, progress)
-                check_model_directory(directory)
+                if split_tag(model.source)[1]:
+                    check_gguf_files(directory, model.files)
+                else:
+                    check_model_directory(directory)
                 manifest.keep_only(model.files)
                 shutil.rmtree(private / "partial", ignore_errors=True)
                 progress.add(0, now=True)
@@ -229,7 +238,10 @@ class HuggingFaceSource:
         return Download(
             file=file,
             url=hf_hub_url(
-                model.source, file.path, revision=model.revision, endpoint=self._endpoint
+                split_tag(model.source)[0],
+                file.path,
+                revision=model.revision,
+                endpoint=self._endpoint,
             ),
             headers=lambda: build_hf_headers(token=token or False, library_name=_LIBRARY),
             target=directory / file.path,

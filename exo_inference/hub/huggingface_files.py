@@ -1,7 +1,8 @@
 """Which files of a Hub repository an engine needs: a pure choice by name.
 
 Repositories often hold the same weights several times: for other frameworks, as one file of the
-original authors, quantized for other programs. Only one copy, in safetensors, is fetched.
+original authors, quantized for other programs. Only one copy, in safetensors, is fetched; a name with a type behind a colon
+asks for a GGUF file instead (`gguf_files.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from exo_inference.hub.base import ModelFile, ModelUnusable
+from exo_inference.hub.gguf_files import choose_gguf, group_gguf, name_one_of, split_tag
 
 _SMALL_FILES = re.compile(
     r"config\.json|generation_config\.json|(?:pre)?processor_config\.json"
@@ -45,7 +47,15 @@ def choose_files(source: str, files: Sequence[ModelFile]) -> tuple[ModelFile, ..
         parts = PurePosixPath(file.path).parts
         if not parts or ".." in parts or file.path.startswith("/") or "\\" in file.path:
             raise ModelUnusable(f"{source} holds a file with the unsafe name {file.path[:256]!r}")
+    if split_tag(source)[1]:
+        return choose_gguf(source, files)
     names = {file.path for file in files}
+    packed = group_gguf(files)
+    if packed and not any(name.endswith(".safetensors") for name in names):
+        raise ModelUnusable(
+            f"{source} holds GGUF files, of which one is fetched by its type",
+            hint=f"{name_one_of(source, packed)} Its engine is llama-cpp.",
+        )
     weights = _choose_weights(source, names)
     if "config.json" not in names:
         raise ModelUnusable(

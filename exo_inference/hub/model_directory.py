@@ -6,7 +6,7 @@ process; here its words become those of the hub.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,9 @@ from exo_inference.foreign_files import (
 )
 from exo_inference.foreign_files.model_directory import check_model_directory as check_here
 from exo_inference.hub.base import ModelFile, ModelNotFound, ModelUnusable, SourceUnreachable
+
+_GGUF_MAGIC = b"GGUF"
+"""https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,23 @@ def check_model_directory(directory: Path) -> CheckedModel:
     """
     with explained():
         return _named(foreign_files.check_model(directory))
+
+
+def check_gguf_files(directory: Path, files: Sequence[ModelFile]) -> None:
+    """Check that files begin as GGUF files do; what is in them, the engine reads.
+
+    Raises:
+        ModelUnusable: one does not.
+    """
+    for file in files:
+        if not file.path.lower().endswith(".gguf"):
+            continue
+        with (directory / file.path).open("rb") as opened:
+            if opened.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+                raise ModelUnusable(
+                    f"{file.path} is no GGUF file",
+                    hint="Choose another type, or another repository.",
+                )
 
 
 async def check_user_directory(directory: Path) -> CheckedModel:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import huggingface_hub
@@ -28,6 +28,7 @@ from exo_inference.foreign_files import RemoteDescription
 from exo_inference.foreign_files.safetensors import MAX_HEADER_BYTES
 from exo_inference.hub.base import ModelUnusable, SourceUnreachable
 from exo_inference.hub.bounded_requests import Bound, TooSlow, bounded
+from exo_inference.hub.gguf_files import split_tag
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS, Request, explain
 from exo_inference.hub.model_directory import explained
 from exo_inference.model_description import (
@@ -38,6 +39,8 @@ from exo_inference.model_description import (
     QUANTIZATION_NAME,
 )
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.name_words import type_of_tag
+from exo_inference.planner.model.requantize import with_quantization
 
 T = TypeVar("T")
 
@@ -70,15 +73,29 @@ async def fetch(
     """Return the architecture of a model of the Hub; see `architecture.fetch_architecture`."""
     address = (endpoint or huggingface_hub.constants.ENDPOINT).rstrip("/")
     deadline = time.monotonic() + timeout_seconds
-    remote = _Remote(name, revision, token, address, deadline)
+    repository, tag = split_tag(name)
+    remote = _Remote(repository, revision, token, address, deadline)
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await remote.read()
+            found = await remote.read()
+            return in_gguf(found, name, tag) if tag else found
     except TimeoutError as error:
         raise SourceUnreachable(
             f"the Hub at {address} did not answer within {timeout_seconds:.0f} s",
             hint="Check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT.",
         ) from error
+
+
+def in_gguf(model: Architecture, name: str, tag: str) -> Architecture:
+    """Return the model of a repository's config in the type of its GGUF file.
+
+    Raises:
+        ModelUnusable: what that type takes is not known.
+    """
+    mix = type_of_tag(tag)
+    if mix is None:
+        raise ModelUnusable(f"{name}: what GGUF files of the type {tag} take is not known")
+    return replace(with_quantization(model, mix), name=name)
 
 
 @dataclass(frozen=True, slots=True)

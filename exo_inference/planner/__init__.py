@@ -18,7 +18,7 @@ from __future__ import annotations
 from exo_inference.planner.advice import Advice, advise
 from exo_inference.planner.catalog_models import find_draft, find_model, load_models
 from exo_inference.planner.explain import explain
-from exo_inference.planner.explain_speed import Step
+from exo_inference.planner.explain_step import Step
 from exo_inference.planner.gpu_catalog import (
     Gpu,
     cpu_as_gpu,

@@ -28,17 +28,17 @@ from exo_inference.planner.model.name_words import (
     other_context,
     read_words,
     strip_quantization,
+    typed_name,
     why_no_fine_tune,
     why_no_name,
 )
 from exo_inference.planner.model.quantization import quantization_named
 from exo_inference.planner.model.requantize import (
-    stored_bytes,
-    with_attention,
-    with_quantization,
-    without_quantization,
+    derived_error,
+    has_states,
+    in_usual_form,
+    words_of,
 )
-from exo_inference.planner.model.shapes import KvKind
 
 Entries = Mapping[str, Mapping[str, Any]]
 
@@ -114,13 +114,17 @@ def find_model(name: str) -> Architecture:
     own = _own_models().get(name.strip())
     if own is not None:
         return read_architecture(own["config"], name=name.strip(), source=own["source"])
+    if (typed := typed_name(name.strip())) is not None:
+        found = find_model(typed)
+        notes = tuple(note.replace(typed, name.strip()) for note in found.notes)
+        return replace(found, name=name.strip(), notes=notes)
     wrong = why_no_name(name)
     if wrong is not None:
         raise UsageError(wrong[0], hint=wrong[1])
     _check_can_size(name.strip())
-    found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
-    if found is not None:
-        return found
+    derived = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
+    if derived is not None:
+        return derived
     raise _unknown(name, _nearest(name))
 
 
@@ -252,17 +256,8 @@ def _by_bare_name() -> Mapping[str, tuple[str, ...]]:
 
 
 _KINDS = (
-    "",
-    "-instruct",
-    "-it",
-    "-chat",
-    "-base",
-    "-pt",
-    "-hf",
-    "-thinking",
-    "-v0.1",
-    "-instruct-v0.1",
-)
+    "", "-instruct", "-it", "-chat", "-base", "-pt", "-hf", "-thinking", "-v0.1", "-instruct-v0.1",
+)  # fmt: skip
 """What names of one model's variants end with: they have one config."""
 
 
@@ -278,14 +273,26 @@ def _variants(short: str) -> list[str]:
     ]
 
 
+_INNER_KIND = re.compile(r"-(instruct|base|chat|it|pt|thinking|reasoning)(?=-\d)")
+"""What a variant is called before its date (`Mistral-Nemo-Base-2407`)."""
+
+
+def _dated_variants(short: str) -> list[str]:
+    """Return the names under which another kind of a model of this date may be bundled."""
+    return [_INNER_KIND.sub(kind, short) for kind in _KINDS[:8]]
+
+
 def _variant(name: str) -> Architecture | None:
     """Return the bundled model of which the name is another variant: tuned for chats, or not."""
     known = _by_lower_name()
     short = name.rpartition("/")[2].lower()
-    base = next((known[each] for each in _variants(short) if each in known), None)
+    tried = (*_variants(short), *_dated_variants(short))
+    base = next((known[each] for each in tried if each in known), None)
     if base is None:
         return None
     _check_owner(name, base)
+    if short != base.rpartition("/")[2].lower():
+        _check_form(name, base)
     model = read_entry(base)
     note = f"taken to have the config of {base}, as variants of one model have"
     return replace(model, name=name, notes=(*model.notes, note))
@@ -314,17 +321,42 @@ def _fine_tune(name: str) -> Architecture | None:
     _check_fine_tune(name, base, extra)
     _check_sized(name, words)
     model, method = read_entry(base), words.method
+    if not method and _is_quantized_by_name(base):
+        method = PLAIN
+    elif not method:
+        _check_form(name, base)
     is_other = method != "" and not _has_method(model, method)
     if is_other:
-        model = _in_usual_form(model, method)
+        model = in_usual_form(model, method)
     word, tokens = other_context(extra, model.max_model_len)
     kept = f"whose context ({word}) is not known: give --max-model-len" if word else KEPT
     note = f"derived from {base}: by its name {name} is a fine-tune of it, {kept}"
     if is_other:
-        note += f", in {_words_of(method)}"
-    error = model.weights_error + (_derived_error(model, method) if method else 0.01)
+        note += f", in {words_of(method)}"
+    error = model.weights_error + (derived_error(model, method) if method else 0.01)
     model = replace(model, longest_model_len=max(tokens, model.longest_model_len or 0) or None)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
+
+
+def _is_quantized_by_name(name: str) -> bool:
+    return _words_in(name).method not in ("", *UNQUANTIZED)
+
+
+def _check_form(name: str, base: str) -> None:
+    """Check that a model whose name says no quantization does not get that of a model's own files, which its name does not say.
+
+    Base models and fine-tunes of such a model are often in 16 bit or in other floats (Ministral 3, DeepSeek-V4, gpt-oss).
+
+    Raises:
+        UsageError: it would.
+    """
+    own = read_entry(base).quantization
+    if own is not None:
+        said = f"the files of {base} are in {own.default.name} and the name does not say what its own are in"
+        error = _unknown(name, [base], said)
+        raise UsageError(
+            error.message, hint=f"{error.hint} Or write it into the name: {name}-BF16."
+        )
 
 
 def _check_fine_tune(name: str, base: str, extra: list[str]) -> None:
@@ -366,7 +398,7 @@ def _sized_names() -> Mapping[str, str]:
         if re.search(r"-\d+(\.\d+)?b(-|$)", short) and short.count("-") >= 1:
             plain = [name for name in known if _bare_name(name) == name.rpartition("/")[2].lower()]
             if plain or short not in names:
-                names[short] = (plain or known)[0]
+                names[short] = plain[0] if plain else min(known, key=_is_quantized_by_name)
     return names
 
 
@@ -377,13 +409,20 @@ def _derive(name: str) -> Architecture | None:
     known = _by_lower_name()
     base = next((known[each] for each in _variants(words.rest) if each in known), None)
     if base is None:  # only another quantization of it is bundled
-        base = next(iter(_by_bare_name().get(_bare_name(name), ())), None)
+        base = min(
+            _by_bare_name().get(_bare_name(name), ()), key=_is_quantized_by_name, default=None
+        )
+        if base is not None and not (method or words.unsized):
+            method = PLAIN
+    if base is None:
+        dated = _dated_variants(words.rest)
+        base = next((known[each] for each in dated if each in known), None)
     if base is None or not (method or words.unsized):
         return None
     _check_owner(name, base)
     _check_sized(name, words)
     published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
-    if published is not None and method == "nvfp4" and _has_states(read_entry(base)):
+    if published is not None and method == "nvfp4" and has_states(read_entry(base)):
         owners = {each.rpartition("/")[0].lower() for each in (name, published)}
         published = published if len(owners) == 1 else None  # files of two publishers differ
     source = base if published is None else published
@@ -391,58 +430,20 @@ def _derive(name: str) -> Architecture | None:
     if method == "fp8-channel" and name.lower().startswith("qwen/"):
         method = "fp8-block"  # as all of its files that are bundled
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
-        model = _in_usual_form(replace(model, quantization=None), method)
-    note = f"derived from {source}: the checkpoint {name} itself is not known, {_words_of(method)} is assumed"
-    error = model.weights_error + _derived_error(model, method)
+        model = in_usual_form(replace(model, quantization=None), method)
+    note = f"derived from {source}: the checkpoint {name} itself is not known, {words_of(method)} is assumed"
+    is_listed = method == "fp8-block" and _has_sibling(name, model.model_type)
+    error = model.weights_error + (0.01 if is_listed else derived_error(model, method))
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
 
 
-def _in_usual_form(model: Architecture, method: str) -> Architecture:
-    """Return the model in a quantization that its name says, with what that leaves open.
+def _has_sibling(name: str, model_type: str) -> bool:
+    """Whether the owner's file of another model of this architecture is bundled, in blocks of 8 bit: it leaves the same in 16.
 
-    In 4-bit floats the attention of models with state layers is taken to be in 8 bit, as in NVIDIA's own files of
-    Qwen3.6 (hf_quant_config.json in the catalogue). Others keep all of it in 16 bit, or none.
+    Of Qwen's five lists and two counts of tensors are known, none of which differs from the others of its architecture.
     """
-    if method in UNQUANTIZED:
-        dtype = "float32" if method == FULL else model.dtype.replace("float32", "bfloat16")
-        return replace(without_quantization(model), dtype=dtype)
-    found = with_quantization(model, method)
-    if method != "nvfp4" or not _has_states(model):
-        return found
-    usual = with_attention(found, quantization_named("fp8").default)
-    most = with_attention(found, None)
-    more = stored_bytes(most) / stored_bytes(usual) - 1
-    return replace(usual, weights_more=more)
-
-
-_IN_WORDS = {
-    "gptq-8bit": "gptq in 8 bit, in groups of 128,",
-    "bitsandbytes-8bit": "bitsandbytes in 8 bit",
-    PLAIN: "16 bit",
-    FULL: "float32",
-}
-
-
-def _words_of(method: str) -> str:
-    return _IN_WORDS.get(method, method)
-
-
-def _has_states(model: Architecture) -> bool:
-    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    return KvKind.STATE in kinds
-
-
-def _derived_error(model: Architecture, method: str) -> float:
-    """Return how far a checkpoint's weights can be off that only its name is known of.
-
-    Linear layers of a plain text model are quantized whole (0.3 to 1.3 % off in collected starts). Which of experts,
-    image encoders and states stay in 16 bit differs from checkpoint to checkpoint, and so does what is in 4-bit floats.
-    """
-    is_plain = (
-        model.moe is None
-        and model.vision is None
-        and method not in ("nvfp4", "mxfp4", "bitsandbytes", "bitsandbytes-8bit")
-    )
-    if method in UNQUANTIZED:
-        return 0.01
-    return 0.02 if is_plain and not _has_states(model) else 0.1
+    owner = name.lower().rpartition("/")[0] + "/"
+    both = (*load_models().items(), *_further_models().items())
+    own = [entry["config"] for each, entry in both if each.lower().startswith(owner)]
+    blocks = [c for c in own if "weight_block_size" in c.get("quantization_config", {})]
+    return any(config["model_type"] == model_type for config in blocks)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
-from exo_inference.planner.checkpoint_releases import allow_deprecated, own_code_flags
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
+from exo_inference.planner.releases import prompts
+from exo_inference.planner.releases.checkpoints import allow_deprecated
+from exo_inference.planner.releases.own_code import own_code_flags
 from exo_inference.planner.verdict import Plan
 
 UNCHANGED, SLIGHTLY, LESS = "unchanged", "slightly less exact", "less exact"
@@ -156,7 +158,7 @@ def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
         )
         yield Change("max-model-len", cost, "", wanted.with_flags(max_model_len=length))
         if wanted.parameters.rules.fits_length:
-            effect = f"the engine takes the longest context that fits when it starts, about {before.largest_max_model_len}"
+            effect = f"the engine takes the longest context that fits when it starts, {before.largest_max_model_len} at the middle of the estimate"
             yield Change(
                 "max-model-len", cost + 0.3, effect, wanted.with_flags(max_model_len=AUTO_LENGTH)
             )
@@ -188,7 +190,8 @@ def _overhead_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     has_room = before.available_kv_bytes_low >= before.needed_kv_bytes_per_gpu
     if lacks_states(before) and has_room and wanted.parameters.rules.subtracts_graphs:
         return  # `_state_changes` says what is enough, but for graphs outside the budget
-    least = max(2048, wanted.model.min_batched_tokens)
+    is_whole = prompts.is_whole(wanted.model, wanted.parameters, before.max_model_len)
+    least = max(2048, wanted.model.min_batched_tokens, before.max_model_len if is_whole else 0)
     for seqs, cost in ((64, 1.6), (16, 2.4)):
         if before.max_num_seqs > seqs:
             smaller = wanted.with_flags(max_num_seqs=seqs)
@@ -301,7 +304,7 @@ def _has_online_4_bit(wanted: Wanted) -> bool:
     return wanted.parameters.rules.version < (0, 28, 0) and wanted.model.moe is None
 
 
-_NEEDS_ANOTHER_KIND = frozenset({"quantization", "dtype", "kv-cache-dtype"})
+_NEEDS_ANOTHER_KIND = frozenset({"gpu-type", "quantization", "dtype", "kv-cache-dtype"})
 """Problems of the kind of GPU, which one with less memory may not have."""
 
 

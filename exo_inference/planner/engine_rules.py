@@ -14,12 +14,19 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
-from exo_inference.planner.model.families import CLASSES, OWN_CODE, OwnCode
-from exo_inference.planner.processor.kernels import ProcessorKernels, TorchPart
+from exo_inference.planner.processor.exo_kernels import EXO_KERNELS
+from exo_inference.planner.processor.kernels import ProcessorKernels
+from exo_inference.planner.releases.classes import CLASSES
+from exo_inference.planner.releases.dtypes import Dtypes, vllm_dtypes
+from exo_inference.planner.releases.gpus import GPUS, GpuKind, Served
+from exo_inference.planner.releases.own_code import OWN_CODE, OwnCode
+from exo_inference.planner.releases.prompts import VLLM_PROMPTS, WholePrompts
+from exo_inference.planner.releases.sglang import SGLANG_CLASSES, SGLANG_GPUS
+from exo_inference.planner.releases.sparse import SPARSE
+from exo_inference.planner.static.flags import FLAGS, UNPLANNED
 from exo_inference.planner.static.share import StaticShare, static_share
 
 Version = tuple[int, int, int]
-
 
 Batch = tuple[int, int]
 """Tokens and sequences of a step."""
@@ -31,22 +38,21 @@ class EngineRules:
 
     Attributes:
         engine: as deployments name it; `title` for people.
-        oldest: the first version whose rules were read.
+        oldest, newest: the first and the last version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
         chooses_slowly: model types whose experts are chosen by groups (model_executor/models/deepseek_v2.py and
             glm4_moe.py, `use_grouped_topk`) in several kernels: scores, biases and casts went into the one that
             chooses with vllm-project/vllm#28124 (2025-11, before 0.12).
-        schedules_ahead: the host schedules a step while the GPU computes the one before (vLLM since 0.14,
-            config/vllm.py `async_scheduling`).
+        schedules_ahead: the host schedules a step while the GPU computes the one before (0.14, config/vllm.py `async_scheduling`).
         parses_templates: its API parses the chat template anew for each request (vLLM 0.11.0 alone:
             entrypoints/chat_utils.py, `resolve_chat_template_kwargs`; not in 0.10.2, and kept since 0.11.2).
-        writes_itself: model types whose prompts its API writes without a template
-            (entrypoints/openai/serving_chat.py, `use_harmony`).
+        writes_itself: model types whose prompts its API writes without a template (`use_harmony` of openai/serving_chat.py).
         default_utilization: of `--gpu-memory-utilization`.
         batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
         cpu_batch: the same on a CPU, where that is another matter than its memory.
         small_batch_gpus: parts of names of GPUs that have the smallest of `batches` all the same.
         subtracts_graphs: the CUDA-graph estimate comes out of the budget (since 0.20).
+        subtracts_amd_graphs: so does it on AMD's GPUs (vllm-project/vllm#36720 and #48526; in 0.20.0 to 0.25.1 it does not).
         groups_hybrids: layers of different kinds share a pool in groups.
         group_tolerance: the largest bucket sets the group size while below this times the smallest.
         reports_by_concurrency: the printed capacity is concurrency x max-model-len (since 0.21).
@@ -60,14 +66,14 @@ class EngineRules:
         may_have_flashinfer: FlashInfer samples where it is installed: in vLLM's images, not with its package (V1 to
             0.11.0; v1/sample/ops/topk_topp_sampler.py of 0.10.2 and 0.11.1, the package's `flashinfer` extra).
         keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
+        caches_states: prefixes of models with states are cached by default.
         counts_pages: what is printed for weights is what PyTorch's allocator gave.
         latent_padding: MLA latents are padded to a multiple of this.
         latent_block: tokens per block of MLA kernels (vLLM: platforms/cuda.py).
         block_multiple: blocks are multiples of so many tokens (v1/attention/backends, `get_kv_cache_shape`).
         absorbs_latents: MLA keeps the products of its projections beside them (0.7).
         checks_states: it does not start where requests of a step outnumber the blocks for their states (since 0.19).
-        checks_prompts: a prompt must fit into a step where prefill is not chunked (config/scheduler.py
-            `verify_max_model_len`).
+        prompts: how steps are for prompts that cannot be cut, which must fit into one; None where no prompt has to.
         captures_graphs: decode steps are recorded as CUDA graphs unless that is switched off.
         compiles: the model is compiled at the start unless CUDA graphs are switched off.
         counts_compilation: what compilation takes on the GPU is counted as the step's (vllm-project/vllm#54122; from the release
@@ -89,8 +95,7 @@ class EngineRules:
         dequantizes_cache: attention makes 16 bit of a cache of 8 first, and is no faster ("no latency improvements as the
             implementation does not yet include fused dequantization and attention operations", vLLM's
             docs/features/quantization/quantized_kvcache.md to 0.11.2; no longer there in 0.25.0).
-        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
-            is so, any device converts such a cache.
+        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number, which any device converts.
         halves_float32: a model in float32 runs in 16 bit.
         cpu_dtype: what it computes in on a CPU that is slow in bfloat16; None for the model's own type.
         kernels: what its compiled kernels compute on a CPU; None for an engine that has none.
@@ -98,7 +103,11 @@ class EngineRules:
         families: model types that it serves, as text models; None for any that can be planned.
         classes: of model types, the first release with a class and the first one without, as far as they are known.
         own_code: classes to name of model types whose code comes with the model, which it runs only if told to.
+        gpus: of kinds of GPUs, which releases have kernels for them; kinds that are not here are served by all.
+        sparse_gpus: of kinds of GPUs, which releases read latents over an index there; none of other kinds. Empty: all do.
+        dtypes: which number types it takes.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
+        takes_longrope: without --max-model-len the context is all that LongRoPE stretches to.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
             v1/core/kv_cache_utils.py `_auto_fit_max_model_len`).
@@ -127,6 +136,7 @@ class EngineRules:
     title: str
     version: Version
     oldest: Version
+    newest: Version
     default_utilization: float
     batches: tuple[tuple[float, Batch], ...]
     logit_bytes: float
@@ -138,6 +148,7 @@ class EngineRules:
     parses_templates: bool = False
     writes_itself: frozenset[str] = frozenset()
     subtracts_graphs: bool = False
+    subtracts_amd_graphs: bool = False
     groups_hybrids: bool = False
     group_tolerance: float = 1.0
     reports_by_concurrency: bool = False
@@ -154,7 +165,8 @@ class EngineRules:
     block_multiple: int = 1
     absorbs_latents: bool = False
     checks_states: bool = False
-    checks_prompts: bool = False
+    caches_states: bool = False
+    prompts: WholePrompts | None = None
     captures_graphs: bool = False
     compiles: bool = False
     counts_compilation: bool = False
@@ -177,7 +189,11 @@ class EngineRules:
     families: frozenset[str] | None = None
     classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
     own_code: Mapping[str, OwnCode] = field(default_factory=dict)
+    gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
+    sparse_gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
+    dtypes: Dtypes = field(default_factory=Dtypes)
     pools_without_cache: bool = False
+    takes_longrope: bool = False
     shrinks_length: bool = False
     fits_length: bool = False
     caps_cache: bool = False
@@ -193,6 +209,11 @@ class EngineRules:
     unplanned: frozenset[str] = frozenset()
     spans_nodes_with: str = " and --distributed-executor-backend=ray"
     cache_source: str = "vLLM v1/core/kv_cache_utils.py and v1/kv_cache_interface.py"
+
+    @property
+    def release(self) -> str:
+        """The engine and its release, for messages."""
+        return f"{self.title} {'.'.join(map(str, self.version))}"
 
     def flag(self, name: str) -> str:
         """Return a flag as this engine's users write it, by vLLM's name for it."""
@@ -212,32 +233,6 @@ _EXO_FAMILIES = frozenset({
     "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "roberta", "xlm-roberta",
 })  # fmt: skip
 
-_EXO_KERNELS = ProcessorKernels(
-    dtype="bfloat16",
-    quantizations=frozenset({"int8", "int4", "int4_per_group_64", "int4_per_group_128"}),
-    cache_types=frozenset({"auto", "bfloat16", "int8"}),  # exo_engine/attention/cpu.py
-    input_multiple=2,  # exo_engine/weight_formats/plain.py and layers/embedding.py
-    most_int8_inputs=2**16,  # exo_engine/weight_formats/int8.py
-    backend="cpu",
-    other_backends=frozenset({"auto", "reference"}),
-    head_multiple=16,  # exo_engine/kernels/pages.py, as the next two
-    longest_head=256,
-    block_multiple=16,
-    by_torch={
-        "deepseek_v2": TorchPart("latent attention and shared experts"),
-        "deepseek_v3": TorchPart("latent attention and shared experts"),
-        "gemma2": TorchPart("norms and gates", most_times=1.7),
-        "gemma3_text": TorchPart("norms and gates", most_times=1.7),
-        "gemma4_text": TorchPart("norms, gates and embeddings of layers"),
-        "gpt_oss": TorchPart("gates and biases of experts"),
-        "qwen3_5_text": TorchPart("linear attention"),
-        "qwen3_next": TorchPart("linear attention and shared experts"),
-    },
-)
-"""What `is_computed_by_kernels` of exo_engine/models/decoder.py says. Of random models with 16 layers of 1,024 hidden numbers a
-step took, by that of the same estimate for Llama or Qwen3-MoE, with one request and with 16: Gemma 2 and 3 1.2 and 1.6 times as
-long, Gemma 4 1.4 to 2.6, gpt-oss 2.0 and 1.5, Qwen3.5 3.8 and 3.4, Qwen3-Next 3.4 and 4.0, DeepSeek-V2 4.0 and 2.9."""
-
 
 def _exo(version: Version, _: str) -> EngineRules:
     return EngineRules(
@@ -245,6 +240,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         title="exo-engine",
         version=version,
         oldest=(0, 0, 0),
+        newest=version,
         default_utilization=0.9,
         batches=((0, (8192, 256)),),  # exo_engine/config.py
         cpu_batch=(1024, 64),
@@ -257,7 +253,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         advised_quantization="int8",
         cpu_dtype="float32",
-        kernels=_EXO_KERNELS,
+        kernels=EXO_KERNELS,
         families=_EXO_FAMILIES,
         pools_without_cache=True,
         shrinks_length=True,
@@ -267,6 +263,9 @@ def _exo(version: Version, _: str) -> EngineRules:
     )
 
 
+_NEWEST_VLLM = (0, 33, 0)
+
+
 def _vllm(version: Version, text: str) -> EngineRules:
     is_legacy = version < (0, 8, 0) or (version < (0, 11, 0) and "v0" in text.lower())
     return EngineRules(
@@ -274,15 +273,18 @@ def _vllm(version: Version, text: str) -> EngineRules:
         title="vLLM",
         version=version,
         oldest=(0, 6, 6),
+        newest=_NEWEST_VLLM,
         is_legacy=is_legacy,
         chooses_slowly=_GROUPED if version < (0, 12, 0) else frozenset(),
         schedules_ahead=version >= (0, 14, 0),
         parses_templates=(0, 11, 0) <= version < (0, 11, 1),
+        takes_longrope=version < (0, 11, 1),  # pull request 27431
         writes_itself=frozenset({"gpt_oss"}),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         batches=_vllm_batches(version, is_legacy),
         small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),
         subtracts_graphs=version >= (0, 20, 0),
+        subtracts_amd_graphs=version >= (0, 26, 0),
         groups_hybrids=version >= (0, 10, 0) and not is_legacy,
         group_tolerance=1.5 if version >= (0, 14, 0) else 1.25,
         reports_by_concurrency=version >= (0, 20, 2),  # pull request 40694; its wheel prints so
@@ -298,7 +300,8 @@ def _vllm(version: Version, text: str) -> EngineRules:
         block_multiple=16,
         absorbs_latents=(0, 7, 0) <= version < (0, 8, 0),
         checks_states=version >= (0, 19, 0),
-        checks_prompts=True,
+        caches_states=version >= (0, 28, 0),  # pull request 50991
+        prompts=VLLM_PROMPTS,
         captures_graphs=True,
         compiles=True,
         counts_compilation=version >= (0, 17, 0),
@@ -311,6 +314,9 @@ def _vllm(version: Version, text: str) -> EngineRules:
         quantizes=True,
         classes=CLASSES,
         own_code=OWN_CODE,
+        gpus=GPUS,
+        sparse_gpus=SPARSE,
+        dtypes=vllm_dtypes(version),
         chooses_cache_type=True,
         takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),
@@ -376,6 +382,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         title="SGLang",
         version=version,
         oldest=(0, 4, 0),
+        newest=(0, 5, 23),
         default_utilization=0.88,
         batches=_sglang_batches(version),
         logit_bytes=0,
@@ -385,13 +392,16 @@ def _sglang(version: Version, _: str) -> EngineRules:
         keeps_rotary_exact=True,
         pads_experts=True,
         quantizes=True,
+        classes=SGLANG_CLASSES,
+        gpus=SGLANG_GPUS,
         chooses_cache_type=True,
         spans_gpus=True,
+        takes_longrope=True,
         static_share=static_share(version),
         default_block=1,
         estimates_speed=False,
-        flags=_SGLANG_FLAGS,
-        unplanned=_SGLANG_UNPLANNED,
+        flags=FLAGS,
+        unplanned=UNPLANNED,
         spans_nodes_with="",
         cache_source="SGLang srt/model_executor/pool_configurator.py",
     )
@@ -408,22 +418,6 @@ def _sglang_batches(version: Version) -> tuple[tuple[float, Batch], ...]:
     )  # fmt: skip
 
 
-_SGLANG_FLAGS = {
-    "gpu-memory-utilization": "mem-fraction-static",
-    "max-model-len": "context-length",
-    "max-num-seqs": "max-running-requests",
-    "max-num-batched-tokens": "chunked-prefill-size",
-    "enforce-eager": "disable-cuda-graph",
-    "enable-expert-parallel": "expert-parallel-size",
-    "num-gpu-blocks-override": "max-total-tokens",
-    "block-size": "page-size",
-    "mamba-ssm-cache-dtype": "mamba-ssm-dtype",
-}
-_SGLANG_UNPLANNED = frozenset({
-    "cpu_offload_gb", "disable_hybrid_swa_memory", "disable_radix_cache", "enable_dp_attention", "enable_lora", "ep_size",
-    "expert_parallel_size", "lora_paths", "mamba_full_memory_ratio", "max_mamba_cache_size", "speculative_algorithm", "swa_full_tokens_ratio",
-})  # fmt: skip
-
 _ENGINES = {"exo": _exo, "sglang": _sglang, "vllm": _vllm}
 PLANNED = frozenset(_ENGINES)
 """Engines that are planned by rules of their own."""
@@ -433,7 +427,7 @@ PLANNED = frozenset(_ENGINES)
 def rules_for(engine: str, version_text: str) -> EngineRules:
     """Return the rules of an engine version; an unreadable version counts as the newest."""
     read = _ENGINES.get(engine, _vllm)  # of other engines the weights alone are told
-    return read(parse_version(version_text) or (0, 33, 0), version_text)
+    return read(parse_version(version_text) or _NEWEST_VLLM, version_text)
 
 
 def default_batch(rules: EngineRules, gpu: Gpu) -> Batch:

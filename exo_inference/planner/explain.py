@@ -11,9 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from exo_inference.planner.compressed_cache import row_bytes
-from exo_inference.planner.explain_speed import Step, speed_steps
+from exo_inference.planner.explain_step import (
+    KINDS,
+    Step,
+    gib,
+    part_name,
+    per_token,
+    with_band,
+    with_bytes,
+)
 from exo_inference.planner.gpu_catalog import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
+from exo_inference.planner.llama_cpp.explain import memory_steps
 from exo_inference.planner.memory import (
     absorbed_bytes,
     page_bytes,
@@ -23,7 +32,13 @@ from exo_inference.planner.memory import (
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.resolved_setting import Setting, Stage
-from exo_inference.planner.static.stage import left_by_loading, pooled_bytes, workspace_bytes
+from exo_inference.planner.speed.explain import speed_steps
+from exo_inference.planner.static.stage import (
+    left_by_loading,
+    pooled_bytes,
+    segment_bytes,
+    workspace_bytes,
+)
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 
@@ -38,10 +53,11 @@ def explain(result: Plan) -> tuple[Step, ...]:
         cannot be sized one step that says why.
     """
     basis = result.basis
+    reason = "; ".join(problem.detail for problem in result.problems)
+    if result.fixed_basis is not None:
+        verdict = replace(_verdict_step(result), formula=reason or _ROOM)
+        return (*memory_steps(result, result.fixed_basis), verdict)
     if basis is None:
-        reason = "; ".join(problem.detail for problem in result.problems)
-        if any(each.name == "kv_cache" for each in result.components):
-            return (*_sized_steps(result), replace(_verdict_step(result), formula=reason or _ROOM))
         return (
             Step("Verdict", reason or "nothing could be sized", str(result.verdict), "config.json"),
         )
@@ -51,14 +67,6 @@ def explain(result: Plan) -> tuple[Step, ...]:
     if basis.stage.layout is not None:
         steps += _cache_steps(result, basis, basis.stage.layout)
     return (*steps, _verdict_step(result), *speed_steps(result.speed, basis.speed))
-
-
-_PARTS = {
-    "attention": "attention", "mlp": "feed-forward", "routed_experts": "routed experts",
-    "expert_bias": "biases of the experts", "shared_experts": "shared experts", "router": "routers",
-    "norm": "norms and biases", "embedding": "embedding table", "lm_head": "output head",
-    "per_layer_embedding": "per-layer embeddings", "vision": "image encoder", "projector": "image projector",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -74,18 +82,18 @@ def _weight_steps(result: Plan, basis: Basis) -> Iterator[Step]:
     setting, stage = basis.setting, basis.stage
     sums = _weights_by_part(setting, stage)
     for part, each in sums.items():
-        name = _PARTS.get(part, part.replace("_", " "))
+        name = part_name(part)
         form = " and ".join(each.forms or {})
         yield Step(
             f"Weights: {name}",
             f"{each.elements:,} parameters as {form}{_spread(setting)}",
-            _gib(each.num_bytes),
+            gib(each.num_bytes),
             setting.model.source,
         )
-    terms = [" + ".join(_gib(each.num_bytes) for each in sums.values())]
+    terms = [" + ".join(gib(each.num_bytes) for each in sums.values())]
     terms += _weight_corrections(setting, stage)
     yield Step(
-        "Weights", " ".join(terms), _with_bytes(result.weights_bytes_per_gpu), _source_of(result, "weights")
+        "Weights", " ".join(terms), with_bytes(result.weights_bytes_per_gpu), _source_of(result, "weights")
     )  # fmt: skip
 
 
@@ -122,19 +130,20 @@ def _weight_corrections(setting: Setting, stage: Stage) -> Iterator[str]:
     model = setting.model
     if setting.rules.absorbs_latents and not setting.offload:
         absorbed = absorbed_bytes(model, setting.ranks, setting.dtype_bytes)
-        yield f"+ {_gib(absorbed)} of absorbed latent projections"
+        yield f"+ {gib(absorbed)} of absorbed latent projections"
     if setting.parameters.cpu_offload_gb:
         yield f"- up to {setting.parameters.cpu_offload_gb:g} GiB of layers offloaded to the CPU"
     if model.checkpoint_bytes is not None:
-        yield f", scaled by the checkpoint's own size, {_gib(model.checkpoint_bytes)}"
+        yield f", scaled by the checkpoint's own size, {gib(model.checkpoint_bytes)}"
     entries, width = rotary_table(model, setting.dtype_bytes, setting.rules)
     if entries:
-        yield f"+ {_gib(entries * width)} of rotary tables ({entries:,} x {width} bytes)"
+        yield f"+ {gib(entries * width)} of rotary tables ({entries:,} x {width} bytes)"
     if setting.rules.static_share is not None:
-        yield f"+ {_gib(left_by_loading(setting.gpu).value * GIB)} that loading leaves"
+        yield f"+ {gib(segment_bytes(setting, stage.index))} of rests of the allocator's segments"
+        yield f"+ {gib(left_by_loading(setting.gpu).value * GIB)} that loading leaves"
     if setting.rules.counts_pages and not setting.offload:
         rests = page_bytes(model, setting.ranks, stage.index, setting.dtype_bytes, setting.padding)
-        yield f"+ {_gib(rests)} of rests of pages of 2 MiB"
+        yield f"+ {gib(rests)} of rests of pages of 2 MiB"
 
 
 _COMPONENTS = {
@@ -147,26 +156,6 @@ _COMPONENTS = {
 }
 
 
-_ROOM = "what is asked of the GPU has room at the worst of the bands"
-_OF_LLAMA_CPP = {
-    "weights": "Weights", "activations": "Compute buffers", "non_torch": "CUDA's context", "kv_cache": "Cache",
-}  # fmt: skip
-
-
-def _sized_steps(result: Plan) -> Iterator[Step]:
-    """Yield the parts of an engine whose cache has a fixed size, and what they make together."""
-    for each in result.components:
-        band = f" ({_gib(each.low)} to {_gib(each.high)})" if each.high > each.low else ""
-        source = "llama.cpp's source (docs/concepts/planning.md)"
-        if each.name == "non_torch":
-            source = "starts that printed it (docs/benchmarks/planner-llama-cpp.md)"
-        title = _OF_LLAMA_CPP.get(each.name, each.name)
-        yield Step(title, each.source, _with_bytes(each.num_bytes) + band, source)
-    total = sum(each.num_bytes for each in result.components)
-    formula = f"the sum of the lines above, of {_gib(result.budget_bytes_per_gpu)}"
-    yield Step("Asked of the GPU", formula, _with_bytes(total), "the lines above")
-
-
 def _component_steps(result: Plan) -> Iterator[Step]:
     for each in result.components:
         if each.name not in _COMPONENTS:
@@ -175,8 +164,8 @@ def _component_steps(result: Plan) -> Iterator[Step]:
         if each.name == "non_torch" and result.parameters.rules.static_share is not None:
             source = "figures that real starts printed (docs/benchmarks/planner-sglang.md)"
         outside = "" if each.is_in_budget else "; captured after the cache, outside the budget"
-        band = f" ({_gib(each.low)} to {_gib(each.high)})" if each.high > each.low else ""
-        yield Step(title, f"{each.source}{outside}", _with_bytes(each.num_bytes) + band, source)
+        size = with_band(each.num_bytes, each.low, each.high)
+        yield Step(title, f"{each.source}{outside}", size, source)
 
 
 def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
@@ -185,20 +174,20 @@ def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
     is_cpu = setting.gpu.vendor == "cpu"
     flag = setting.rules.flag("gpu-memory-utilization")
     why = flag if asked else f"default of {_release(setting)}"
-    total = _gib(result.total_bytes_per_gpu)
+    total = gib(result.total_bytes_per_gpu)
     formula = f"{total} that are free" if is_cpu else f"{total} as the driver reports x {share:g}"
     yield Step(
         "Budget",
         formula,
-        _with_bytes(result.budget_bytes_per_gpu),
+        with_bytes(result.budget_bytes_per_gpu),
         "the machine" if is_cpu else why,
     )
     used = [each for each in basis.stage.components if each.is_in_budget and each.num_bytes]
-    taken = " - ".join(f"{_gib(each.num_bytes)} {each.name}" for each in used)
-    formula = f"{_gib(result.budget_bytes_per_gpu)} - {taken}{_cache_override(setting)}"
-    band = f" ({_gib(result.available_kv_bytes_low)} to {_gib(result.available_kv_bytes_high)})"
+    taken = " - ".join(f"{gib(each.num_bytes)} {each.name}" for each in used)
+    formula = f"{gib(result.budget_bytes_per_gpu)} - {taken}{_cache_override(setting)}"
+    band = f" ({gib(result.available_kv_bytes_low)} to {gib(result.available_kv_bytes_high)})"
     yield Step(
-        "Available for the KV cache", formula, _with_bytes(result.available_kv_bytes_per_gpu) + band,
+        "Available for the KV cache", formula, with_bytes(result.available_kv_bytes_per_gpu) + band,
         "the band adds the components' bands as squares",
     )  # fmt: skip
 
@@ -206,9 +195,7 @@ def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
 def _cache_override(setting: Setting) -> str:
     parameters = setting.parameters
     if parameters.kv_cache_memory_bytes is not None:
-        return (
-            f"; --kv-cache-memory-bytes asks for {_gib(parameters.kv_cache_memory_bytes)} instead"
-        )
+        return f"; --kv-cache-memory-bytes asks for {gib(parameters.kv_cache_memory_bytes)} instead"
     if parameters.num_gpu_blocks_override is not None:
         flag = setting.rules.flag("num-gpu-blocks-override")
         return f"; {flag} allows {parameters.num_gpu_blocks_override} blocks"
@@ -225,12 +212,12 @@ def _cache_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
     for spec, count in specs.items():
         yield _spec_step(spec, count, setting)
     yield Step(
-        "KV bytes per token", _token_formula(specs, setting), _per_token(result.kv_bytes_per_token),
+        "KV bytes per token", _token_formula(specs, setting), per_token(result.kv_bytes_per_token),
         setting.rules.cache_source,
     )  # fmt: skip
     yield from _block_steps(result, basis, layout)
     yield Step(
-        "Longest context that fits", f"the longest request of at most {result.num_kv_blocks:,} blocks",
+        "Longest context at the middle of the estimate", f"the longest request of at most {result.num_kv_blocks:,} blocks",
         f"{result.largest_max_model_len:,} tokens", setting.rules.cache_source,
     )  # fmt: skip
 
@@ -247,16 +234,8 @@ def _token_formula(specs: Mapping[KvSpec, int], setting: Setting) -> str:
     return formula or "no layer caches tokens"
 
 
-_KINDS = {
-    KvKind.FULL: "full attention", KvKind.SLIDING: "sliding-window attention",
-    KvKind.CHUNKED: "chunked attention", KvKind.LATENT: "latent attention (MLA)",
-    KvKind.STATE: "states (Mamba or linear attention)",
-    KvKind.COMPRESSED: "compressed attention", KvKind.CROSS: "attention to the encoder",
-}  # fmt: skip
-
-
 def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
-    title = f"KV cache: {count} {'layer' if count == 1 else 'layers'} of {_KINDS[spec.kind]}"
+    title = f"KV cache: {count} {'layer' if count == 1 else 'layers'} of {KINDS[spec.kind]}"
     if spec.kind is KvKind.STATE:
         size = state_page_bytes(spec, setting.kv)
         positions = spec.conv_positions + setting.kv.speculative_tokens
@@ -274,7 +253,7 @@ def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
     if spec.kind is KvKind.COMPRESSED:
         title += f", {spec.compress_ratio} to 1" if spec.compress_ratio else ", window alone"
         formula = _compressed_formula(spec, count, setting)
-        return Step(title, formula, _per_token(count * each), setting.model.source)
+        return Step(title, formula, per_token(count * each), setting.model.source)
     width = f"{spec.key_dim} + {spec.value_dim}" if spec.value_dim else f"{spec.key_dim}"
     heads = spec.heads_per_rank(setting.ranks.tensor)
     formula = (
@@ -288,7 +267,7 @@ def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
         formula += f"; padded to {each:g} bytes per layer"
     if spec.window:
         formula += f", for at most {spec.window:,} tokens back"
-    return Step(title, formula, _per_token(count * each), setting.model.source)
+    return Step(title, formula, per_token(count * each), setting.model.source)
 
 
 def _compressed_formula(spec: KvSpec, count: int, setting: Setting) -> str:
@@ -297,10 +276,6 @@ def _compressed_formula(spec: KvSpec, count: int, setting: Setting) -> str:
     if not spec.compress_ratio:
         return f"{count} layers x {window}"
     return f"{count} layers x ({window} + ({row} + {spec.index_bytes}) / {spec.compress_ratio} for good)"
-
-
-def _per_token(size: float) -> str:
-    return f"{size:,.10g} bytes per token"
 
 
 def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]:
@@ -323,7 +298,7 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
         )  # fmt: skip
     yield Step(
         f"One request of {result.max_model_len:,} tokens", f"{needed:,} blocks x {layout.bytes_per_block:,} bytes",
-        _with_bytes(result.needed_kv_bytes_per_gpu), setting.rules.cache_source,
+        with_bytes(result.needed_kv_bytes_per_gpu), setting.rules.cache_source,
     )  # fmt: skip
     yield Step(
         "Requests of full length at once", f"{result.num_kv_blocks:,} blocks / {needed:,}{_engines_text(setting)}",
@@ -352,7 +327,7 @@ def _group_text(group: KvGroup) -> str:
     noun = "group" if group.count == 1 else "groups"
     if group.kind is KvKind.STATE:
         return f"{group.count} {noun} of states"
-    return f"{group.count} {noun} of {_KINDS[group.kind]}{window} in blocks of {group.block_size}"
+    return f"{group.count} {noun} of {KINDS[group.kind]}{window} in blocks of {group.block_size}"
 
 
 def _capacity_formula(result: Plan, setting: Setting, layout: KvLayout) -> str:
@@ -368,6 +343,7 @@ def _capacity_formula(result: Plan, setting: Setting, layout: KvLayout) -> str:
     )
 
 
+_ROOM = "what is asked of the GPU has room at the worst of the bands"
 _MEANING = {
     Verdict.FITS: "even the pessimistic bound holds one request of full length",
     Verdict.TIGHT: "the optimistic bound holds one request of full length and all states, the pessimistic one does not",
@@ -399,11 +375,3 @@ def _release(setting: Setting) -> str:
 def _source_of(result: Plan, name: str) -> str:
     component = result.component(name)
     return component.source if component is not None else ""
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB / 20 else f"{size / 2**20:.2f} MiB"
-
-
-def _with_bytes(size: int) -> str:
-    return f"{_gib(size)} ({size:,} bytes)"

@@ -26,6 +26,15 @@ RESERVED_MIB = 500
 both, about the same on small and large cards."""
 
 
+def kept_mib(vendor: str) -> tuple[int, int]:
+    """Return what a driver keeps of a card's memory, and how much more or less that may be.
+
+    AMD's keeps nothing: a 7900 XT has 20,464 MiB (https://github.com/lemonade-sdk/llamacpp-rocm/issues/31), of a 7900 XTX vLLM is told
+    23.98 GiB (https://github.com/vllm-project/vllm/pull/36720), of a 7800 XT 15.98 (https://github.com/vllm-project/vllm/issues/27706).
+    """
+    return (0, 16) if vendor == "amd" else (RESERVED_MIB, 300)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU.
@@ -38,6 +47,7 @@ class Gpu:
         bandwidth: memory bandwidth in bytes per second.
         tflops: dense, by number type (fp16, bf16, fp8, int8, fp4).
         capability: CUDA compute capability; None for another vendor's.
+        gfx: AMD's name of its architecture, such as `gfx942`; empty where it is not known.
         native: number types it computes in hardware; of a CPU also those that the engine's kernels make fast.
         link_bandwidth: bytes per second per direction between GPUs of one machine, by NVLink if it has it.
         nvlink_size: GPUs that one NVLink joins: a bridge joins two, a switch all.
@@ -48,6 +58,8 @@ class Gpu:
         is_measured: bandwidth and arithmetic were measured with the engine, not stated by a maker.
         kernels: of a CPU: the instructions that exo-engine's compiled kernels use; empty where PyTorch computes.
         refusal: why no engine starts on it; empty where one does.
+        note: which of several sizes a name without one was taken for; empty where it has one.
+        marketing_gb: the memory that it is sold with; 0 of a user's own.
         usd_per_hour: price by number of GPUs, empty where none is known.
     """
 
@@ -60,6 +72,7 @@ class Gpu:
     reported_short_bytes: int | None = None
     tflops: Mapping[str, float] = field(default_factory=dict)
     capability: float | None = None
+    gfx: str = ""
     native: frozenset[str] = frozenset()
     link_bandwidth: float = 16e9
     has_nvlink: bool = False
@@ -71,6 +84,8 @@ class Gpu:
     is_measured: bool = False
     kernels: str = ""
     refusal: str = ""
+    note: str = ""
+    marketing_gb: int = 0
     family: str | None = None
     usd_per_hour: Mapping[int, float] = field(default_factory=dict)
     price_source: str = ""
@@ -176,12 +191,10 @@ def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
     own = {**{_normalise(gpu.name): gpu for gpu in own.values()}, **own}
     if wanted in own:
         return own[wanted]
-    gpu = catalogue.get(wanted) or catalogue.get(_COMMON_NAMES.get(wanted, ""))
-    if gpu is None:
-        gpu = _by_alias().get(wanted)
-    if gpu is None:  # "RTX A5000 24GB", "H100 80GB HBM3"
-        bare = re.sub(r"-\d+gb(-[a-z0-9]+)?$", "", wanted)
-        gpu = catalogue.get(bare) or catalogue.get(_COMMON_NAMES.get(bare, ""))
+    gpu = _named(wanted)
+    if gpu is not None:
+        return gpu if name == gpu.key else _with_sizes(gpu, wanted)
+    gpu = _sized(name, wanted)
     if gpu is None:
         near = _nearest(wanted, sorted({*own, *catalogue, *_COMMON_NAMES, *_by_alias()}))
         offered = [gpu.family for gpu in families() if gpu.family]
@@ -193,6 +206,83 @@ def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
         )
         raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
     return gpu
+
+
+def _named(wanted: str) -> Gpu | None:
+    """Return the GPU whose name, or one of them, this is in small letters."""
+    catalogue = load_gpus()
+    return (
+        catalogue.get(wanted)
+        or catalogue.get(_COMMON_NAMES.get(wanted, ""))
+        or _by_alias().get(wanted)
+    )
+
+
+_SIZE = re.compile(r"-(\d+)-?g(?:i?b)?(?=-|$)")
+_FORM = re.compile(r"-(?:sxm|pcie|nvl)\d?(?=-|$)")
+_AFTER_SIZE = re.compile(r"-(?:hbm|gddr)\w*$")
+
+
+def _without_size(name: str) -> str:
+    return _FORM.sub("", _SIZE.sub("", name))
+
+
+@cache
+def _by_series() -> Mapping[str, tuple[Gpu, ...]]:
+    """Return the GPUs that differ by their size and form alone, by what they have in common (`a100`)."""
+    found: dict[str, tuple[Gpu, ...]] = {}
+    for key, gpu in load_gpus().items():
+        series = _without_size(key)
+        found[series] = (*found.get(series, ()), gpu)
+    return found
+
+
+def _sized(name: str, wanted: str) -> Gpu | None:
+    """Return the GPU of a name that says a size (`RTX A5000 24GB`, `A100-PCIE-40GB`), or None.
+
+    Raises:
+        UsageError: the catalogue has such a GPU in other sizes alone.
+    """
+    said = _SIZE.search(wanted)
+    if said is None:
+        return None
+    bare = _AFTER_SIZE.sub("", _SIZE.sub("", wanted))
+    usual, form = _named(bare), _FORM.search(bare)
+    series = _by_series().get(_without_size(bare), ())
+    meant = [] if usual is None else [usual]
+    meant += [gpu for gpu in series if form is None or form[0].rstrip("0123456789") in gpu.key]
+    if not meant or (usual is None and form is None):
+        return None
+    fitting = [gpu for gpu in meant if _has_size(gpu, int(said[1]))]
+    if fitting:
+        return fitting[0]
+    sizes: dict[int, list[str]] = {}
+    for key in dict.fromkeys(gpu.key for gpu in (*meant, *series)):
+        sizes.setdefault(load_gpus()[key].marketing_gb, []).append(key)
+    there = ", ".join(f"{size} GB ({', '.join(keys)})" for size, keys in sorted(sizes.items()))
+    raise UsageError(
+        f"there is no GPU {name!r} in the catalogue: it is not known with {said[1]} GB",
+        hint=f"Sizes there are: {there}. Describe another with --gpu-file.",
+    )
+
+
+def _has_size(gpu: Gpu, size: int) -> bool:
+    """Whether a GPU is sold with so many GB, or its driver reports so many GiB."""
+    return (
+        size == gpu.marketing_gb or abs(size - (gpu.reported_bytes / MIB + RESERVED_MIB) / 1024) < 1
+    )
+
+
+def _with_sizes(gpu: Gpu, wanted: str) -> Gpu:
+    """Return a GPU with what it was taken for, where it is sold in several sizes and the name says none."""
+    series = _by_series().get(wanted, ())
+    others = [each for each in series if each.marketing_gb != gpu.marketing_gb]
+    named = any(_SIZE.search(each.key) for each in (gpu, *others))
+    if not others or not named:
+        return gpu
+    listed = ", ".join(f"{each.key} ({each.marketing_gb} GB)" for each in others)
+    note = f"{wanted} is taken for {gpu.key}, of {gpu.marketing_gb} GB; there are others: {listed}"
+    return replace(gpu, note=note)
 
 
 def _nearest(wanted: str, names: Sequence[str]) -> list[str]:
@@ -212,11 +302,7 @@ def _nearest(wanted: str, names: Sequence[str]) -> list[str]:
     found: dict[str, str] = {}
     for each in (*whole, *close):
         name = by_bare[each]
-        gpu = (
-            load_gpus().get(name)
-            or load_gpus().get(_COMMON_NAMES.get(name, ""))
-            or _by_alias().get(name)
-        )
+        gpu = _named(name)
         found.setdefault(gpu.key if gpu else name, name)
     return list(found.values())[:3]
 
@@ -279,18 +365,20 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         source = f"{entry['market_price']['source']} ({entry['market_price']['date']})"
     capability = str(entry["compute_capability"])
     nvlink = entry.get("nvlink_gbps")
+    kept, error = kept_mib(entry["vendor"])
+    error = entry.get("reported_error_mib", 128 if reported is not None else error)
+    short = entry.get("reported_short_mib", 128 if "reported_error_mib" in entry else None)
     return Gpu(
         key=key,
         name=entry["name"],
         vendor=entry["vendor"],
-        reported_bytes=(reported if reported is not None else entry["memory_mib"] - RESERVED_MIB)
-        * MIB,
-        reported_error_bytes=entry.get("reported_error_mib", 128 if reported is not None else 300)
-        * MIB,
-        reported_short_bytes=128 * MIB if "reported_error_mib" in entry else None,
+        reported_bytes=(entry["memory_mib"] - kept if reported is None else reported) * MIB,
+        reported_error_bytes=error * MIB,
+        reported_short_bytes=None if short is None else short * MIB,
         bandwidth=entry["bandwidth_gbps"] * 1e9,
         tflops=entry["tflops"],
         capability=float(capability) if re.fullmatch(r"[0-9.]+", capability) else None,
+        gfx=capability if capability.startswith("gfx") else "",
         native=frozenset(entry["native"]),
         link_bandwidth=(nvlink / 2 if nvlink else entry.get("pcie_gbps") or 16) * 1e9,
         has_nvlink=bool(nvlink),
@@ -302,6 +390,7 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         usd_per_hour=prices,
         price_source=source,
         max_count=max(prices, default=8) if family else 8,
+        marketing_gb=entry["marketing_gb"],
         source=entry["source"],
     )
 

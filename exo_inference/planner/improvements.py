@@ -123,7 +123,7 @@ def _faster(wanted: Wanted, now: Plan) -> Iterator[Improvement]:
     if rules.quantizes:
         yield from _quantized(wanted, now)
     if wanted.parameters.enforce_eager and rules.captures_graphs:
-        after = wanted.with_flags(enforce_eager=False).plan()
+        after = wanted.with_flags(enforce_eager=None).plan()
         if after.verdict is Verdict.FITS:
             text = "CUDA graphs fit: without --enforce-eager small batches decode faster"
             yield Improvement("cuda-graphs", text, ("--no-enforce-eager",), plan=after)

@@ -41,7 +41,7 @@ class KvSettings:
     scale_bytes: int = 0
     """Of each head's keys, and values, of a token, where the cache has them."""
     caches_states: bool = False
-    """Prefix caching asked for: a request keeps its newest state and the one before."""
+    """Prefix caching, asked for or by default: a request keeps its newest state and the one before."""
     window_share: float = 1.0
     """Tokens that a layer with a window keeps for each token of the others, in pools of tokens (`planner/static`)."""
 

@@ -296,10 +296,14 @@ def _layer_rests(
 ) -> float:
     tensors: Counter[str] = Counter()
     for weight in layer.weights:
-        head, _, name = weight.path.rpartition(".")
-        size = rank_bytes(weight, ranks, dtype_bytes, padding)
-        tensors[f"{head}.{_FUSED.get(name, name)}"] += size  # type: ignore[assignment]
+        tensors[fused_name(weight)] += rank_bytes(weight, ranks, dtype_bytes, padding)  # type: ignore[assignment]
     return sum(page_rest(size) for size in tensors.values())
+
+
+def fused_name(weight: Weight) -> str:
+    """Return the path of the tensor that an engine makes of a weight and its neighbours."""
+    head, _, name = weight.path.rpartition(".")
+    return f"{head}.{_FUSED.get(name, name)}"
 
 
 def stage_weights(

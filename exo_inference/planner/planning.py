@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checkpoint_releases import check_class, check_own_code
 from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
@@ -28,6 +27,7 @@ from exo_inference.planner.overheads import (
     GRAPHS_CODE,
     asleep,
     graphs_component,
+    graphs_on_amd,
     graphs_problems,
     measured,
     outside_component,
@@ -41,6 +41,8 @@ from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.processor.lacks import kernel_problems, not_sized, processor_notes
 from exo_inference.planner.profile_run import activations_component, profile_batch, with_first_start
+from exo_inference.planner.releases.classes import check_class
+from exo_inference.planner.releases.own_code import check_own_code
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
@@ -71,8 +73,8 @@ def plan(
     Returns:
         The plan; its verdict is `unknown` where the model cannot be sized.
     """
-    static = parameters.rules.static_share
-    lack = static.find_lack(model, gpu) if static is not None else not_sized(parameters, gpu)
+    static, asked = parameters.rules.static_share, parameters.max_model_len
+    lack = static.find_lack(model, gpu, asked) if static is not None else not_sized(parameters, gpu)
     if model.cannot_size is not None or lack is not None:
         detail = f"cannot size {model.name}, because {model.cannot_size or lack}"
         return Plan(
@@ -83,7 +85,7 @@ def plan(
         settle(model, gpu, max(1, gpu_count), parameters, draft), free_bytes=free_bytes
     )
     problems = [
-        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
+        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks, setting.dtype),
         *check_quantization_flag(model, parameters),
         *kernel_problems(setting),
         *check_class(model, setting.rules),
@@ -110,15 +112,14 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     weights = weights_component(
         model, ranks, stage, dtype_bytes, rules, padding=setting.padding, offload=setting.offload
     )
-    parts = [weights]
     batch = profile_batch(setting, gathered_ranks(setting), is_first=stage == 0, is_last=is_last)
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     activations = activations_component(model, ranks, rules, batch, dtype_bytes)
     if not is_eager:
         activations = with_first_start(activations, model, ranks, rules)
-    parts.append(activations)
-    parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
-    parts.append(asleep(outside_component(model, ranks, rules, setting.gpu), setting))
+    graphs = graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager)
+    outside = asleep(outside_component(model, ranks, rules, setting.gpu), setting)
+    parts = [weights, activations, graphs_on_amd(graphs, setting), outside]
     communication = communication_component(setting)
     parts += [communication] if communication is not None else []
     if parameters.enable_lora:
@@ -272,7 +273,8 @@ def _conclude(
         problems += rest_problems(setting, limiting)
     if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
-        problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
+        shorter = room.safe if room.low_blocks < room.needed_blocks and not room.adapts else 0
+        problems += state_blocks.state_problems(setting.max_num_seqs, *blocks, shorter)
     if not any(problem.refuses for problem in problems):
         problems += _graph_problems(setting, limiting)
     verdict = _verdict(problems, limiting, room)
@@ -310,9 +312,8 @@ def _conclude(
     if layout is not None:
         sized = _with_cache(sized, layout, room)
     inputs = speed_inputs(setting, sized)
-    sized = replace(sized, basis=Basis(setting, limiting, inputs))
-    has_speed = setting.rules.estimates_speed and not is_refused
-    return replace(sized, speed=speed_of(inputs)) if has_speed else sized
+    speed = speed_of(inputs) if setting.rules.estimates_speed and not is_refused else None
+    return replace(sized, basis=Basis(setting, limiting, inputs), speed=speed)
 
 
 def _graph_problems(setting: Setting, stage: Stage) -> list[Problem]:

@@ -32,8 +32,18 @@ def _has_states(layout: KvLayout) -> bool:
     return any(group.kind is KvKind.STATE for group in layout.groups)
 
 
-def state_problems(num_seqs: int, low: int, middle: int, high: int) -> list[Problem]:
-    """Compare the requests of a step with the blocks at hand: how many fit at worst, likely, at best."""
+def state_problems(
+    num_seqs: int, low: int, middle: int, high: int, shorter: int = 0
+) -> list[Problem]:
+    """Compare the requests of a step with the blocks at hand: how many fit at worst, likely, at best.
+
+    Args:
+        num_seqs: the requests of a step.
+        low: blocks at worst.
+        middle: blocks at the middle of the estimate.
+        high: blocks at best.
+        shorter: the context that fits at worst, where that is less than the one asked for.
+    """
     if num_seqs <= low:
         return []
     detail = (
@@ -41,6 +51,7 @@ def state_problems(num_seqs: int, low: int, middle: int, high: int) -> list[Prob
         f"({low} to {high}) fit"
     )
     step = f"set --max-num-seqs={low} or less" if low > 0 else "leave more memory to the cache"
+    step += f", and --max-model-len={shorter} or less" if low > 0 and shorter > 0 else ""
     if num_seqs > high:
         return [Problem(CODE, f"{detail}, and vLLM does not start with fewer: {step}")]
     return [Problem(CODE, f"{detail}, and vLLM may not start: {step}", refuses=False)]

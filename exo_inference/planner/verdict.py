@@ -17,6 +17,7 @@ from exo_inference.planner.speed.figures import Speed
 from exo_inference.planner.speed.inputs import SpeedInputs
 
 if TYPE_CHECKING:
+    from exo_inference.planner.llama_cpp.basis import LlamaBasis
     from exo_inference.planner.resolved_setting import Setting, Stage
 
 
@@ -73,7 +74,8 @@ class Plan:
             (`state_blocks.py`); None elsewhere.
         fits_nominally: whether the middle of the band fits.
         stages: all pipeline stages; the other figures are those of the one with least room.
-        basis: for `explain`; None where nothing could be sized.
+        basis: for `explain`; None where nothing could be sized, and of an engine whose cache has a fixed size.
+        fixed_basis: for `explain`, of such an engine.
     """
 
     model: str
@@ -108,6 +110,7 @@ class Plan:
     usd_per_hour: float | None = None
     notes: tuple[str, ...] = ()
     basis: Basis | None = field(default=None, repr=False, compare=False)
+    fixed_basis: LlamaBasis | None = field(default=None, repr=False, compare=False)
 
     def component(self, name: str) -> Component | None:
         """Return a component by name."""

@@ -18,10 +18,12 @@ class Start:
     """What is to start: a model with an engine's flags, read already, on GPUs of a kind.
 
     Attributes:
+        version: the release whose rules apply; the flags are read by those of the engine's own.
         free_bytes: memory free on each GPU before, where that is known.
     """
 
     engine: ClusterEngine
+    version: str
     flags: Sequence[str]
     reading: Reading
     model: Architecture
@@ -32,10 +34,9 @@ class Start:
     @property
     def written(self) -> EngineParameters:
         """The flags as they were given, which no planner reads."""
-        name, version = self.engine.name, self.engine.version
-        return EngineParameters(engine=name, engine_version=version, others=tuple(self.flags))
+        name, others = self.engine.name, tuple(self.flags)
+        return EngineParameters(engine=name, engine_version=self.version, others=others)
 
     def own_parameters(self, settings: Mapping[str, Any]) -> EngineParameters:
         """Return what the planner reads of an engine that it has rules of."""
-        name, version = self.engine.name, self.engine.version
-        return EngineParameters.of(settings, engine=name, engine_version=version)
+        return EngineParameters.of(settings, engine=self.engine.name, engine_version=self.version)

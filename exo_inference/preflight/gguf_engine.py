@@ -5,30 +5,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from exo_inference.engines.cluster_engine import GgufMeaning
+from exo_inference.engines.flags.argument_vector import merge
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
 from exo_inference.planner.advice import price_text
-from exo_inference.planner.llama_cpp.planning import check_cache_types, find_lack, plan_llama_cpp
+from exo_inference.planner.llama_cpp.planning import (
+    check_cache_types,
+    check_files,
+    find_lack,
+    plan_llama_cpp,
+)
 from exo_inference.planner.llama_cpp.room import Asked
-from exo_inference.planner.llama_cpp.setting import WrongFlag, read_setting
+from exo_inference.planner.llama_cpp.setting import WrongFlag, check_overrides, read_setting
 from exo_inference.planner.llama_cpp.ways import Way, find_ways
+from exo_inference.planner.problem import Problem
 from exo_inference.preflight.engine_start import Start
 
 
+def find_wrong(reading: Reading, gpu_count: int) -> list[ParameterProblem]:
+    """Return the problem of a value that its parser takes and the engine does not start with."""
+    try:
+        check_overrides(reading.values)
+        read_setting(reading.values, max(1, gpu_count))
+    except WrongFlag as error:
+        use = reading.find(error.name)
+        assert use is not None, "what is not said has a right value"
+        return [problem_of(use, "range", f"{error}; change it, or leave it out")]
+    return []
+
+
 def size(start: Start, meaning: GgufMeaning) -> Plan | str:
-    """Return the plan of a start, or why there is none."""
+    """Return the plan of a start of which `find_wrong` finds nothing, or why there is none."""
+    problem = check_files(start.model)
+    if problem is not None:
+        return _refused(start, problem)
     asked = _read(start, meaning)
     if isinstance(asked, str):
         return f"not sized for {start.engine.title}: {asked}"
     problem = check_cache_types(asked.setting)
     if problem is not None:
-        empty = Plan(
-            start.model.name, start.gpu.name, start.gpu_count, start.written, Verdict.REFUSED
-        )
-        return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
+        return _refused(start, problem)
     found = plan_llama_cpp(asked, start.written)
     if not found.available_kv_bytes_per_gpu:
         return (
@@ -37,10 +57,17 @@ def size(start: Start, meaning: GgufMeaning) -> Plan | str:
     return found
 
 
+def _refused(start: Start, problem: Problem) -> Plan:
+    empty = Plan(start.model.name, start.gpu.name, start.gpu_count, start.written, Verdict.REFUSED)
+    return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
+
+
 def advise(
     start: Start, meaning: GgufMeaning, *, other_gpus: tuple[Gpu, ...] | None = None
 ) -> tuple[Advice, ...]:
     """Return ways out of a start that has no room, each with the plan after it."""
+    if check_files(start.model) is not None:
+        return ()
     asked = _read(start, meaning)
     if isinstance(asked, str) or check_cache_types(asked.setting) is not None:
         return ()
@@ -48,7 +75,8 @@ def advise(
     if before.verdict is Verdict.FITS:
         return ()
     others = families() if other_gpus is None else other_gpus
-    return tuple(_advice(start, before, way) for way in find_ways(asked, others))
+    found = find_ways(asked, start.reading.values, others)
+    return tuple(_advice(start, before, way) for way in found)
 
 
 def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
@@ -59,21 +87,18 @@ def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
     if lack is not None:
         return lack
     count = max(1, start.gpu_count)
-    try:
-        setting = read_setting(start.reading.values, count)
-    except WrongFlag as error:
-        return f"{error}; change it, or leave it out"
+    setting = read_setting(start.reading.values, count)
     return Asked(start.model, start.gpu, count, setting, start.free_bytes)
 
 
 def _advice(start: Start, before: Plan, way: Way) -> Advice:
-    flags = _with_flags(start, way.flags)
-    written = replace(start.written, others=flags)
-    after = plan_llama_cpp(way.asked, written)
+    # Each as two items, which is how its parser reads them.
+    changed = [item for name, value in way.flags.items() for item in (f"--{name}", str(value))]
+    flags = merge(start.flags, changed, start.reading.release)
+    after = plan_llama_cpp(way.asked, replace(start.written, others=flags))
     price = None
     if after.usd_per_hour is not None and before.usd_per_hour is not None:
         price = after.usd_per_hour - before.usd_per_hour
-    changed = [item for name, value in way.flags.items() for item in (f"--{name}", value)]
     return Advice(
         kinds=way.kinds,
         flags=tuple(changed),
@@ -85,16 +110,3 @@ def _advice(start: Start, before: Plan, way: Way) -> Advice:
         inter_token_seconds_change=None,
         plan=after,
     )
-
-
-def _with_flags(start: Start, changes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the flags with some changed, each as two items, which is how its parser reads them."""
-    gone = {
-        index
-        for use in start.reading.uses
-        if use.flag is not None and use.flag.name in changes
-        for index in range(use.index, use.index + use.items)
-    }
-    kept = [item for index, item in enumerate(start.flags) if index not in gone]
-    added = [item for name, value in changes.items() for item in (f"--{name}", value)]
-    return (*kept, *added)

@@ -39,6 +39,7 @@ from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.preflight import gguf_engine, other_engines
 from exo_inference.preflight.engine_start import Start
 from exo_inference.preflight.flags import read_flags, read_settings
+from exo_inference.preflight.sure_length import with_sure_length
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
@@ -64,7 +65,7 @@ class Subject:
         gpu_count: GPUs of one replica.
         flags: the user's engine flags.
         given: values that the platform sets where the flags do not, by the names of flags.
-        plans_unlisted: a release of vLLM whose flags are not known is planned all the same, with flags unchecked.
+        plans_unlisted: a release whose flags are not known is planned all the same, with flags unchecked.
         engine: one of `engines.ENGINES`.
         engine_version: a release of vLLM, or of another engine its own; None is the platform's default.
         draft: the draft model that the flags name, when known.
@@ -96,8 +97,11 @@ class Subject:
 
     @property
     def reading_version(self) -> str | None:
-        """The release by whose list the flags are read."""
-        return judging_release(self.version) if self.is_unlisted else self.engine_version
+        """The release by whose list the flags are read; None is the engine's default one."""
+        if not self.is_unlisted:
+            return self.engine_version
+        takes_vllm_flags = facts_of(self.engine).takes_vllm_flags
+        return judging_release(self.version) if takes_vllm_flags else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,9 @@ def judge(
     """
     engine = get_engine(subject.engine)
     reading = read_flags(subject.flags, subject.engine, subject.reading_version)
-    problems = unlisted_problems(reading) if subject.is_unlisted else reading.problems
+    problems = unlisted_problems(reading, engine) if subject.is_unlisted else reading.problems
+    if not problems and isinstance(engine, ClusterEngine) and engine.gguf is not None:
+        problems = tuple(gguf_engine.find_wrong(reading, subject.gpu_count))
     reported = {problem.flag for problem in problems}
     rules = [each for each in _check_rules(subject, reading) if each.flag not in reported]
     if problems:
@@ -162,14 +168,19 @@ def judge(
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
     parameters = replace(parameters, engine_version=subject.version)
-    found = plan(
-        subject.model, subject.gpu, subject.gpu_count, parameters,
-        draft=subject.draft, free_bytes=subject.free_bytes,
-    )  # fmt: skip
-    if subject.is_unlisted:
-        found = replace(found, notes=(unlisted_note(subject.version), *found.notes))
+    model, gpu = subject.model, subject.gpu
+
+    def planned(wanted: EngineParameters) -> Plan:
+        return plan(
+            model, gpu, subject.gpu_count, wanted,
+            draft=subject.draft, free_bytes=subject.free_bytes,
+        )  # fmt: skip
+
+    found = with_sure_length(
+        planned(parameters), lambda length: planned(replace(parameters, max_model_len=length))
+    )
     others = _not_reported(found.problems, rules, reading)
-    judgement = Judgement(subject, tuple(rules), found, others)
+    judgement = Judgement(subject, tuple(rules), _told(subject, found), others)
     return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
 
 
@@ -209,14 +220,22 @@ def _judge_other(
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
     others = _not_reported(found.problems, rules, reading)
-    return Judgement(subject, tuple(rules), found, others)
+    return Judgement(subject, tuple(rules), _told(subject, found), others)
+
+
+def _told(subject: Subject, found: Plan) -> Plan:
+    """Return the plan with a note where its flags were not checked."""
+    if not subject.is_unlisted:
+        return found
+    note = unlisted_note(subject.engine, subject.version)
+    return replace(found, notes=(note, *found.notes))
 
 
 def _start(engine: ClusterEngine, subject: Subject, reading: Reading) -> Start | None:
     if subject.model is None or subject.gpu is None:
         return None
     return Start(
-        engine=engine, flags=subject.flags, reading=reading, model=subject.model, gpu=subject.gpu,
+        engine=engine, version=subject.version, flags=subject.flags, reading=reading, model=subject.model, gpu=subject.gpu,
         gpu_count=subject.gpu_count, free_bytes=subject.free_bytes,
     )  # fmt: skip
 
@@ -232,7 +251,9 @@ def _with_ways_out(
         advice = other_engines.advise(start, other_gpus=other_gpus)
     else:
         advice = gguf_engine.advise(start, engine.gguf, other_gpus=other_gpus)
-    return replace(judged, advice=advice)
+    counts = {each.plan.gpu_count for each in advice}
+    shared = {count for count in counts if not engine.check_sizes(reading, count)}
+    return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))
 
 
 def _not_reported(

@@ -29,6 +29,7 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.engine_start import Start
+from exo_inference.preflight.sure_length import with_sure_length
 
 _GIB = 2**30
 
@@ -41,7 +42,9 @@ def size(start: Start) -> Plan | str:
     lack = _find_lack(start)
     if lack is None:
         own = start.own_parameters(settings)
-        found = plan(start.model, start.gpu, start.gpu_count, own, free_bytes=start.free_bytes)
+        found = with_sure_length(
+            _plan(start, own), lambda length: _plan(start, replace(own, max_model_len=length))
+        )
         if found.verdict is not Verdict.UNKNOWN:
             notes = (*found.notes, *_length_notes(found, own, start.model))
             return replace(found, parameters=start.written, notes=notes)
@@ -50,6 +53,10 @@ def size(start: Start) -> Plan | str:
     if isinstance(weights, Plan) or start.engine.name not in PLANNED:
         return weights
     return f"not sized for {start.engine.title}: {lack}"
+
+
+def _plan(start: Start, parameters: EngineParameters) -> Plan:
+    return plan(start.model, start.gpu, start.gpu_count, parameters, free_bytes=start.free_bytes)
 
 
 def advise(start: Start, *, other_gpus: tuple[Gpu, ...] | None = None) -> tuple[Advice, ...]:
@@ -118,7 +125,7 @@ def _find_lack(start: Start) -> str | None:
 
 def _traits(start: Start) -> Iterator[str]:
     """Yield what a model has that flags of its engine are about."""
-    model, static = start.model, rules_for(start.engine.name, start.engine.version).static_share
+    model, static = start.model, rules_for(start.engine.name, start.version).static_share
     specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
     if static is not None and model.model_type in static.windowed:
         yield "windows"

@@ -54,16 +54,20 @@ def to_wire(judgement: Judgement) -> DeploymentPlan:
     subject = judgement.subject
     problems = [_flag_problem(each, subject) for each in judgement.flag_problems]
     problems += [_plan_problem(each, subject.flags) for each in judgement.plan_problems]
-    head = {
+    head: dict[str, object] = {
         "verdict": PlanVerdict(judgement.verdict.value),
         "problems": problems,
         "advice": [_advice(each, subject) for each in judgement.advice],
         "improvements": [_improvement(each) for each in judgement.improvements],
     }
+    taken = [subject.gpu.note] if subject.gpu is not None and subject.gpu.note else []
     if judgement.plan is None:
         bare = _bare(subject)
-        return bare.model_copy(update={**head, "notes": list(judgement.notes)})
-    return _plan(judgement.plan, _gpu_type(subject.gpu)).model_copy(update=head)
+        return bare.model_copy(update={**head, "notes": [*taken, *judgement.notes]})
+    if judgement.flag_problems:
+        head["safe_max_model_len"] = 0  # of no length can it be said that it starts
+    found = _plan(judgement.plan, _gpu_type(subject.gpu))
+    return found.model_copy(update={**head, "notes": [*taken, *found.notes]})
 
 
 def locate(problem: ParameterProblem, subject: Subject) -> str:
@@ -119,7 +123,7 @@ def _plan(plan: Plan, gpu_type: str) -> DeploymentPlan:
         "total_bytes_per_gpu", "budget_bytes_per_gpu", "weights_bytes_per_gpu",
         "available_kv_bytes_per_gpu", "available_kv_bytes_low", "available_kv_bytes_high",
         "needed_kv_bytes_per_gpu", "kv_bytes_per_token", "kv_block_size", "num_kv_blocks",
-        "kv_capacity_tokens", "max_concurrency", "max_model_len", "largest_max_model_len",
+        "kv_capacity_tokens", "max_concurrency", "max_model_len", "largest_max_model_len", "safe_max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "usd_per_hour",
     )  # fmt: skip
     flags = plan.parameters.format()
@@ -183,6 +187,7 @@ def _improvement(improvement: Improvement) -> PlanImprovement:
         text=improvement.text,
         flags=list(improvement.flags),
         options=list(improvement.options),
+        parameters=improvement.plan.parameters.format() if improvement.plan is not None else [],
     )
 
 

@@ -45,7 +45,7 @@ class ModelSpec(ResourceModel):
     """What is wanted.
 
     Attributes:
-        source: the name users know it by: `org/name` on the Hub, `file:///path`, or `exo/…` built in.
+        source: the name users know it by: `org/name` on the Hub, `org/name:TYPE` for a GGUF file there, `file:///path`, or `exo/…` built in.
         revision: branch, tag or commit; None is the source's default.
         token_secret: where the Hub's token is, on a cluster; goes before one that the API was given.
     """
@@ -55,7 +55,7 @@ class ModelSpec(ResourceModel):
     )
 
     source: str = Field(
-        description="org/name on the Hub, file:///path, or exo/... built in.",
+        description="org/name on the Hub, org/name:TYPE for a GGUF file there, file:///path, or exo/... built in.",
         json_schema_extra={"minLength": 1, "maxLength": 4096},
     )
     revision: str | None = Field(

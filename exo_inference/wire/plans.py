@@ -111,12 +111,13 @@ class PlanAdvice(WireModel):
 
 
 class PlanImprovement(WireModel):
-    """Something that a plan that fits could do better."""
+    """Something that a plan that fits could do better; `parameters` are all of the engine's flags with `flags` among them."""
 
     kind: str
     text: str
     flags: list[str] = Field(default_factory=list)
     options: list[str] = Field(default_factory=list)
+    parameters: list[str] = Field(default_factory=list)
 
 
 class DeploymentPlan(WireModel):
@@ -149,6 +150,7 @@ class DeploymentPlan(WireModel):
     max_concurrency: float = 0.0
     max_model_len: int = 0
     largest_max_model_len: int = 0
+    safe_max_model_len: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     stages: list[PlanStage] = Field(default_factory=list)

@@ -28,7 +28,6 @@ from exo_inference.planner.accuracy.cases import (
 )
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.gpu_catalog import GIB, Gpu, find_gpu
-from exo_inference.planner.memory import weights_component
 from exo_inference.planner.overheads import Measured
 from exo_inference.planner.planning import plan
 from exo_inference.planner.static.stage import (
@@ -36,6 +35,7 @@ from exo_inference.planner.static.stage import (
     LOADING,
     LOADING_UNIFIED,
     constant_of,
+    loaded_weights,
 )
 from scripts.calibrate_planner import set_constants
 
@@ -81,7 +81,7 @@ def _said_by_cache(case: Mapping[str, Any], gpu: Gpu) -> float | None:
 
 
 def left_by_loading(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return by how many GiB more starts print for their weights than a known checkpoint has, by the constant's name."""
+    """Return by how many GiB more starts print for their weights than a known checkpoint takes, by the constant's name."""
     sizes: dict[tuple[str, str], list[float]] = {}
     for case in cases:
         printed, gpu = case["observed"].get("weights_gib_per_gpu"), stated_gpu(case)
@@ -98,10 +98,7 @@ def left_by_loading(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]
             continue
         basis = plan(model, gpu or find_gpu("h200"), int(case["gpu_count"]), parameters).basis
         if basis is not None:
-            setting = basis.setting
-            weights = weights_component(
-                setting.model, setting.ranks, 0, setting.dtype_bytes, setting.rules, padding=setting.padding
-            )  # fmt: skip
+            weights = loaded_weights(basis.setting, 0)
             name = LOADING_UNIFIED if gpu is not None and gpu.is_unified else LOADING
             key = (name, gpu.key if gpu is not None else "")
             sizes.setdefault(key, []).append(printed - weights.num_bytes / GIB)
@@ -118,12 +115,15 @@ _ANY = "0.5.12"
 def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
     """Return the constants, each with the band that the next machine lies in nine times in ten."""
     groups = sorted((missing_before(cases) | left_by_loading(cases)).items())
-    share, freedom = _spread([values for _, values in groups])
+    share, freedom = _spread([values for name, values in groups if name != LOADING])
     found = {}
     for name, values in groups:
         middle = statistics.median(values)
         low, high = min(values), max(values)
-        if len(values) < _FEW and not freedom:
+        if name == LOADING:  # its spread is no share of it, and no middle is less than nothing
+            low, high = _around_nothing(values)
+            middle = max(0.0, middle)
+        elif len(values) < _FEW and not freedom:
             low, high = min(low, middle / 2), max(high, 2 * middle)
         elif len(values) < _FEW:
             wide = _T[min(freedom, len(_T)) - 1] * share * middle * (1 + 1 / len(values)) ** 0.5
@@ -135,6 +135,16 @@ def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
 _FEW = 5
 _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """Student's t that 95 % lie below, and so 90 % of both sides within, from one degree of freedom on."""
+
+
+def _around_nothing(values: Sequence[float]) -> tuple[float, float]:
+    """Return the band of a rest in GiB: of few machines, where nine in ten of the next ones lie by their own deviation."""
+    low, high, count = min(values), max(values), len(values)
+    if not 1 < count < _FEW:
+        return low, high
+    wide = _T[count - 2] * statistics.stdev(values) * (1 + 1 / count) ** 0.5
+    middle = statistics.median(values)
+    return min(low, middle - wide), max(high, middle + wide)
 
 
 def _spread(groups: Iterable[Sequence[float]]) -> tuple[float, int]:

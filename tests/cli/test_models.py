@@ -63,6 +63,26 @@ def test_create_dry_run_changes_nothing_and_says_so(exo: Exo, api: FakeApi) -> N
     assert api.lines[-1] == "POST /v2/ai/model?dry-run=dry-run"
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "5.03 GB in 2 files to fetch"),
+        (
+            ("--dry-run",),
+            "dry run: admitted, nothing was recorded; 5.03 GB in 2 files to fetch",
+        ),
+    ],
+)
+def test_create_says_how_much_is_fetched(
+    exo: Exo, api: FakeApi, flags: tuple[str, ...], message: str
+) -> None:
+    api.operation = {"state": "success", "message": message}
+    result = exo("ai", "model", "create", "Qwen/Qwen3-8B-GGUF:Q4_K_M", *flags)
+    assert result.code == 0
+    assert result.err.endswith("\n5.03 GB in 2 files to fetch.\n")
+    assert api.requests[-1].body == {"name": "Qwen/Qwen3-8B-GGUF:Q4_K_M"}
+
+
 def test_create_sends_the_revision(exo: Exo, api: FakeApi) -> None:
     exo("ai", "model", "create", "org/m1", "--revision", "v1.0")
     assert api.requests[-1].body == {"name": "org/m1", "revision": "v1.0"}

@@ -40,9 +40,13 @@ CPU = InstanceTypeInfo("cpu", 64, 64, engines=engines_on("cpu"), largest_node=32
 LOCAL_CPU = InstanceTypeInfo("cpu", 2, 2)
 
 
-def admit(*families: InstanceTypeInfo, **changes: Any) -> DeploymentSpec:
-    world = World((builders.ready_model(),), (), families or (GPU, CPU))
-    body = {"name": "chat", "model": {"name": "org/m1"}, "gpu-type": "gpua5000", "gpu-count": 1}
+GGUF = "org/m1-GGUF:Q4_K_M"
+
+
+def admit(*families: InstanceTypeInfo, source: str = "org/m1", **changes: Any) -> DeploymentSpec:
+    model = builders.ready_model().model_copy(update={"spec": ModelSpec(source=source)})
+    world = World((model,), (), families or (GPU, CPU))
+    body = {"name": "chat", "model": {"name": source}, "gpu-type": "gpua5000", "gpu-count": 1}
     body |= {key.replace("_", "-"): value for key, value in changes.items()}
     wanted, issues = read_wanted(CreateDeployment, parse_object(json.dumps(body).encode()))
     return admit_create(wanted, world, issues).spec
@@ -69,14 +73,33 @@ def refuse_tiny(cpu: InstanceTypeInfo | None = None, **body: Any) -> Refused:
 
 @pytest.mark.parametrize("engine", engines_on("gpu"))
 def test_every_engine_can_be_asked_for_on_a_clusters_gpus(engine: str) -> None:
-    assert admit(inference_engine=engine).engine == EngineRef(name=engine)
+    source = GGUF if engine == "llama-cpp" else "org/m1"
+    assert admit(inference_engine=engine, source=source).engine == EngineRef(name=engine)
+
+
+@pytest.mark.parametrize("engine", [each for each in engines_on("gpu") if each != "llama-cpp"])
+def test_a_gguf_file_is_served_by_an_engine_that_loads_it_alone(engine: str) -> None:
+    status, text = refusal(inference_engine=engine, source=GGUF)
+    assert (status, text.partition(";")[0]) == (
+        412,
+        f"{engine} loads no *.gguf files, and org/m1-GGUF:Q4_K_M is one",
+    )
+    assert "choose another engine: llama-cpp" in text
+
+
+def test_files_that_are_no_gguf_files_are_refused_with_what_to_create() -> None:
+    status, text = refusal(inference_engine="llama-cpp")
+    assert status == 412
+    assert text.startswith("llama-cpp loads *.gguf files, and org/m1 has none; choose another")
+    assert text.endswith("create a model by the type of a GGUF file, such as ORG/NAME-GGUF:Q4_K_M")
 
 
 def test_an_engine_for_gguf_is_refused_for_a_model_that_has_none() -> None:
     refused = refuse_tiny(**{"gpu-count": 1, "inference-engine": "llama-cpp"})
     assert (refused.status_code, refused.text) == (
         412,
-        "llama-cpp loads *.gguf files, and exo/tiny-chat has none; choose another engine: exo",
+        "llama-cpp loads *.gguf files, and exo/tiny-chat has none; choose another engine: exo, or create a model by the "
+        "type of a GGUF file, such as ORG/NAME-GGUF:Q4_K_M",
     )
 
 
@@ -151,7 +174,8 @@ def test_an_engine_that_does_not_run_there_is_refused_with_those_that_do(
 
 
 def test_llama_cpp_runs_on_cpus_of_a_cluster() -> None:
-    assert admit(gpu_type="cpu", inference_engine="llama-cpp").engine.name == "llama-cpp"
+    spec = admit(gpu_type="cpu", inference_engine="llama-cpp", source=GGUF)
+    assert spec.engine.name == "llama-cpp"
 
 
 def test_the_version_is_a_release_of_the_engine() -> None:

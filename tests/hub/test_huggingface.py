@@ -253,7 +253,7 @@ async def test_unreachable_hub_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"model.gguf": b"x"}, "it has weights as GGUF"),
+        ({"model.gguf": b"x"}, "of which one is fetched by its type"),
         ({"pytorch_model.bin": b"x"}, r"PyTorch \.bin"),
         ({"adapter_model.safetensors": b"x"}, "adapter"),
         ({"README.md": b"x"}, "no weights at all"),

@@ -164,6 +164,11 @@ def test_sglang_on_several_nodes_names_the_leader(tmp_path: Path) -> None:
             ["a-00002-of-00002.gguf", "a-00001-of-00002.gguf"], "a-00001-of-00002.gguf", id="parts"
         ),
         pytest.param(["mmproj-a.gguf", "a.gguf"], "a.gguf", id="with a projector"),
+        pytest.param(
+            ["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf", "config.json"],
+            "Q8_0/a-Q8_0-00001-of-00002.gguf",
+            id="fetched by a type",
+        ),
     ],
 )
 def test_llama_cpp_gets_the_file_of_the_model(
@@ -171,6 +176,7 @@ def test_llama_cpp_gets_the_file_of_the_model(
 ) -> None:
     (tmp_path / "model").mkdir()
     for name in files:
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).touch()
     assert value_of("--model", command("llama-cpp", tmp_path)).endswith(f"/{chosen}")
 

@@ -40,7 +40,8 @@ def test_advice_for_vllm_is_admitted(name: str, gpu: Gpu, count: int, version: s
         flags = tuple(each.plan.parameters.format())
         again = judge(pasted(subject, flags, each.options), with_advice=False)
         assert again.flag_problems == ()
-        assert again.verdict is Verdict.FITS
+        assert again.verdict is each.plan.verdict  # tight where nothing fits for sure
+        assert again.verdict in (Verdict.FITS, Verdict.TIGHT)
 
 
 @pytest.mark.parametrize("gpu", ["gpu3080ti", "gpua5000"])

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
-from exo_inference.planner import (
-    Plan,
-    Verdict,
-    advise,
-    find_gpu,
-    find_model,
-    plan,
-    read_architecture,
-)
-from exo_inference.planner.checkpoint_releases import DEPRECATED, GONE, SINCE, check_class
-from exo_inference.planner.engine_rules import rules_for
+from exo_inference.planner import Plan, Verdict, find_gpu, find_model, plan, read_architecture
+from exo_inference.planner.catalog_models import load_models
+from exo_inference.planner.engine_rules import parse_version
 from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.releases.checkpoints import (
+    DEPRECATED,
+    GONE,
+    ONLINE_SINCE,
+    SINCE,
+    check_release,
+)
 
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128, "hidden_size": 1024,
@@ -42,7 +43,7 @@ def plan_of(checkpoint: dict[str, Any] | None, version: str, *others: str, **fla
 @pytest.mark.parametrize(
     ("quantization", "last", "first"),
     [
-        (HQQ, "0.12.0", "0.15.1"),
+        (HQQ, "0.14.1", "0.15.0"),
         ({"quant_method": "gguf", "file_type": "Q4_K_M"}, "0.23.0", "0.24.0"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "0.27.0", "0.28.0"),
     ],
@@ -109,95 +110,92 @@ def test_hqq_takes_four_bits_with_a_scale_and_a_zero_point_for_every_64_weights(
     assert "8 bit in groups of 64, is unknown" in plan_of(eight, "0.12.0").problems[0].detail
 
 
+def test_the_table_is_that_of_the_methods_of_each_release() -> None:
+    path = Path(__file__).with_name("vllm_classes.json")
+    methods = json.loads(path.read_text(encoding="utf-8"))["methods"]
+    for method, version in (*SINCE.items(), *ONLINE_SINCE.items()):
+        assert methods[method][0] == ".".join(map(str, version)), method
+    for method, version in GONE.items():
+        assert methods[method][1] == ".".join(map(str, version)), method
+
+
 def test_the_table_is_that_of_the_flags_of_each_release() -> None:
-    releases = listed_releases()
-    choices = {each: set(flags_of(each).by_name["quantization"].choices) for each in releases}
-    for method, version in {**SINCE, **GONE}.items():
-        has_it = [each for each in releases if method in choices[each]]
-        number = ".".join(map(str, version))
-        if method in SINCE:
-            assert has_it == list(releases[releases.index(number) :]), method
-        else:
-            assert has_it == list(releases[: releases.index(number)]), method
-    for method, version in DEPRECATED.items():
-        assert all(method in each for each in choices.values()), method
-        allowed = [
-            each for each in releases if "allow-deprecated-quantization" in flags_of(each).by_name
-        ]
-        assert allowed[0] == ".".join(map(str, version))
+    for release in listed_releases():
+        version, flags = parse_version(release), flags_of(release).by_name
+        assert version is not None
+        choices = set(flags["quantization"].choices)
+        known = {**SINCE, **ONLINE_SINCE}
+        assert {each for each in known if version >= known[each]} == choices & known.keys(), release
+        assert {each for each in GONE if version < GONE[each]} == choices & GONE.keys(), release
+        allows = "allow-deprecated-quantization" in flags
+        assert allows == (version >= DEPRECATED["fbgemm_fp8"]), release
+
+
+INT = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+MXFP4 = {**NVFP4, "group_size": 32}
+BLOCK = {"num_bits": 8, "type": "float", "strategy": "block"}
+
+
+def compressed(weights: dict[str, Any]) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
 
 
 @pytest.mark.parametrize(
-    ("name", "release", "said"),
+    ("checkpoint", "last", "first"),
     [
-        ("google/flan-t5-xl", "0.28.0", "as no release has"), ("google/flan-t5-xl", "0.6.6", "as no release has"),
-        ("facebook/bart-large-cnn", "0.11.0", "use a release before 0.11.0"), ("facebook/bart-large-cnn", "0.10.2", ""),
-        ("Qwen/Qwen3-8B", "0.8.3", "use 0.8.4 or later"), ("Qwen/Qwen3-8B", "0.8.4", ""),
-        ("Qwen/Qwen3-30B-A3B", "0.8.2", "use 0.8.4 or later"), ("openai/gpt-oss-20b", "0.10.0", "use 0.10.1 or later"),
-        ("openai/gpt-oss-20b", "0.10.1", ""), ("Qwen/Qwen3-Next-80B-A3B-Instruct", "0.10.1", "use 0.10.2 or later"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "0.6.6", ""), ("openai/whisper-large-v3", "0.6.6", "use 0.7.0 or later"),
-        ("openai/whisper-large-v3", "0.7.0", ""), ("google/gemma-3-4b-it", "0.6.6", "use 0.8.0 or later"),
-        ("google/gemma-3-1b-it", "0.7.3", "use 0.8.0 or later"), ("google/gemma-3-4b-it", "0.8.0", ""),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "0.8.2", "use 0.8.3 or later"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "0.8.3", ""), ("ibm-granite/granite-4.0-h-small", "0.8.5", "use 0.9.0 or later"),
-        ("ibm-granite/granite-4.0-h-small", "0.9.0", ""), ("zai-org/GLM-4.6-FP8", "0.9.2", "use 0.10.0 or later"),
-        ("zai-org/GLM-4.6-FP8", "0.10.0", ""), ("Qwen/Qwen3-VL-8B-Instruct", "0.10.2", "use 0.11.0 or later"),
-        ("Qwen/Qwen3.5-9B", "0.16.0", "use 0.17.0 or later"), ("Qwen/Qwen3.5-9B", "0.17.0", ""),
-        ("google/gemma-4-26B-A4B-it", "0.18.1", "use 0.19.0 or later"), ("google/gemma-4-26B-A4B-it", "0.19.0", ""),
-        ("deepseek-ai/DeepSeek-V4-Flash", "0.19.1", "use 0.20.0 or later"), ("deepseek-ai/DeepSeek-V4-Flash", "0.20.0", ""),
-        ("deepseek-ai/DeepSeek-V3.2", "0.10.2", "use 0.11.0 or later"),
-        ("nomic-ai/nomic-embed-text-v1.5", "0.8.4", "use 0.8.5 or later"), ("nomic-ai/nomic-embed-text-v1.5", "0.8.5", ""),
-        ("Snowflake/snowflake-arctic-embed-m-v2.0", "0.8.4", "use 0.8.5 or later"),
-        ("Alibaba-NLP/gte-base-en-v1.5", "0.8.5", "use 0.9.0 or later"), ("jinaai/jina-embeddings-v3", "0.8.4", "use 0.8.5 or later"),
-        ("tiiuae/Falcon-H1-34B-Instruct", "0.8.5", "use 0.9.0 or later"),
-        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "0.11.0", "use 0.11.1 or later"),
-        ("sentence-transformers/all-mpnet-base-v2", "0.32.0", "Text Embeddings Inference, which is no engine here, serves it"),
-        ("mixedbread-ai/mxbai-rerank-base-v1", "0.28.0", "Text Embeddings Inference, which is no engine here, serves it"),
+        (compressed(NVFP4), "0.8.5", "0.9.0"), (compressed(BLOCK), "0.10.2", "0.11.0"), (compressed(MXFP4), "0.13.0", "0.14.0"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "0.8.5", "0.9.0"),
+        ({"quant_method": "mxfp4"}, "0.10.0", "0.10.1"),
     ],
+    ids=["nvfp4", "fp8-block", "mxfp4", "modelopt-nvfp4", "mxfp4-method"],
 )  # fmt: skip
-def test_a_release_without_a_class_for_the_model_is_refused(
-    name: str, release: str, said: str
+def test_a_format_is_not_taken_before_the_release_that_reads_it(
+    checkpoint: dict[str, Any], last: str, first: str
 ) -> None:
-    result = plan(find_model(name), find_gpu("H200"), 2, EngineParameters(engine_version=release))
-    found = [each for each in result.problems if "has no class for" in each.detail]
-    assert bool(found) == bool(said)
-    if said:
-        assert said in found[0].detail
-        assert result.verdict is Verdict.REFUSED
-    assert not any("no class" in note for note in result.notes)
-
-
-_GTE, _RANKS = (
-    f'--hf-overrides={{"architectures":["{name}"]}}'
-    for name in ("GteNewModel", "GteNewForSequenceClassification")
-)
+    refused = plan_of(checkpoint, last)
+    assert refused.verdict is Verdict.REFUSED
+    assert any(f"vLLM {last} does not read yet: use {first}" in p.detail for p in refused.problems)
+    assert plan_of(checkpoint, first).verdict is Verdict.FITS
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "missing"),
+    ("checkpoint", "last", "first"),
     [
-        ("jinaai/jina-embeddings-v3", (), ("--trust-remote-code",)),
-        ("jinaai/jina-embeddings-v3", ("--trust_remote_code",), ()),
-        ("Alibaba-NLP/gte-multilingual-base", (), ("--trust-remote-code", _GTE)),
-        ("Alibaba-NLP/gte-multilingual-base", ("--trust-remote-code",), (_GTE,)),
-        ("Alibaba-NLP/gte-multilingual-reranker-base", ("--trust-remote-code",), (_RANKS,)),
-        ("Snowflake/snowflake-arctic-embed-m-v2.0", (), ()), ("BAAI/bge-m3", (), ()),
+        (compressed(NVFP4), "0.9.1", "0.9.2"), (compressed(MXFP4), "0.14.1", "0.15.0"), (compressed(INT), "0.8.5", "0.9.0"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "0.9.2", "0.10.0"),
     ],
+    ids=["nvfp4", "mxfp4", "int8", "modelopt-fp8"],
 )  # fmt: skip
-def test_code_that_comes_with_a_model_is_run_only_where_flags_say_so(
-    name: str, given: tuple[str, ...], missing: tuple[str, ...]
+def test_experts_are_read_in_a_format_later(
+    checkpoint: dict[str, Any], last: str, first: str
 ) -> None:
-    model, gpu, flags = find_model(name), find_gpu("L4"), EngineParameters(others=given)
-    result = plan(model, gpu, 1, flags)
-    assert result.verdict is (Verdict.REFUSED if missing else Verdict.FITS)
-    for flag in missing:
-        assert flag in result.problems[0].detail
-    first = next(iter(advise(model, gpu, 1, flags)), None)
-    assert (first.plan.parameters.others if first else given) == (*given, *missing)
+    config = {**load_models()["Qwen/Qwen3-30B-A3B"]["config"], "quantization_config": checkpoint}
+    model = read_architecture(config, name="mine")
+    said = [
+        [each.detail for each in check_release(model, EngineParameters(engine_version=release))]
+        for release in (last, first)
+    ]
+    assert "which vLLM " + last + " does not read yet: use " + first in said[0][0]
+    assert said[1] == []
+    assert plan_of(checkpoint, last).verdict is Verdict.FITS  # without experts
 
 
-@pytest.mark.parametrize(("engine", "release"), [("sglang", "0.4.4"), ("exo", "0.1.0")])
-def test_classes_of_one_engine_are_not_those_of_another(engine: str, release: str) -> None:
-    model = find_model("Qwen/Qwen3-8B")
-    assert check_class(model, rules_for("vllm", release))
-    assert check_class(model, rules_for(engine, release)) == []
+def test_a_checkpoint_known_by_name_waits_for_any_method_that_reads_its_format() -> None:
+    result = plan(find_model("nvidia/Llama-3.1-8B-Instruct-NVFP4"), find_gpu("H100"), 1, EngineParameters(engine_version="0.6.6"))  # fmt: skip
+    assert result.verdict is Verdict.REFUSED
+    assert "nvfp4, which vLLM 0.6.6 does not read yet: use 0.9.0 or later" in result.problems[0].detail  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "last", "first"),
+    [("mxfp8", "0.18.1", "0.19.0"), ("fp8_per_block", "0.19.1", "0.20.0"), ("fp8_per_channel", "0.23.0", "0.24.0")],
+)  # fmt: skip
+def test_plain_weights_are_quantized_by_releases_that_can(
+    value: str, last: str, first: str
+) -> None:
+    parameters = [EngineParameters(engine_version=each, quantization=value) for each in (last, first)]  # fmt: skip
+    model = read_architecture(QWEN, name="mine")
+    assert f"use {first} or later" in check_release(model, parameters[0])[0].detail
+    assert check_release(model, parameters[1]) == []

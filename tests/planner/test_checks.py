@@ -106,6 +106,9 @@ def test_longrope_may_be_asked_for_more_than_an_engine_takes_by_itself() -> None
     """Phi-3.5: 131,072 positions, of which vLLM takes 4,096 without --max-model-len."""
     model, gpu = find_model("microsoft/Phi-3.5-mini-instruct"), find_gpu("h100")
     assert plan(model, gpu, 1, EngineParameters()).max_model_len == 4096
+    for release, length in (("0.8.5", 131_072), ("0.11.0", 131_072), ("0.11.1", 4096)):
+        found = plan(model, gpu, 1, EngineParameters(engine_version=release))
+        assert found.max_model_len == length  # vllm-project/vllm#27431
     longer = plan(model, gpu, 1, EngineParameters(max_model_len=100_000))
     assert (longer.problems, longer.max_model_len) == ((), 100_000)
     assert longer.largest_max_model_len == 100_000

@@ -73,7 +73,7 @@ def check_steps(result: Plan) -> None:
         expected |= {
             "Blocks": result.num_kv_blocks,
             "Capacity": result.kv_capacity_tokens,
-            "Longest context that fits": result.largest_max_model_len,
+            "Longest context at the middle of the estimate": result.largest_max_model_len,
             f"One request of {result.max_model_len:,} tokens": result.needed_kv_bytes_per_gpu,
         }
         per_token = number_in(steps["KV bytes per token"].result)

@@ -23,8 +23,8 @@ from exo_inference.planner import (
     read_architecture,
 )
 from exo_inference.planner.catalog_models import _further_models
-from exo_inference.planner.checkpoint_releases import check_class
 from exo_inference.planner.model.families import FAMILIES, UNCHECKED
+from exo_inference.planner.releases.classes import check_class
 
 COUNTS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("family_counts.json").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
     ("file", "mix"),
     [
         ("Llama-3.1-8B-Instruct-Q4_K_M.gguf", "Q4_K_M"), ("model.q8_0.gguf", "Q8_0"), ("m-IQ4_XS.gguf", "IQ4_XS"),
-        ("big-Q6_K-00001-of-00003.gguf", "Q6_K"), ("x-bf16.gguf", "BF16"), ("m.gguf", None), ("Q4.gguf", None),
+        ("big-Q6_K-00001-of-00003.gguf", "Q6_K"), ("x-bf16.gguf", "BF16"), ("gpt-oss-20b-MXFP4.gguf", "MXFP4_MOE"), ("a-mxfp4_moe.gguf", "MXFP4_MOE"), ("m.gguf", None), ("Q4.gguf", None),
     ],
 )  # fmt: skip
 def test_the_name_says_the_type(file: str, mix: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -33,7 +34,7 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("RTX 5060 Ti", "Did you mean rtx-5060-ti-8gb or rtx-5060-ti-16gb"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
+    [("RTX 5060 T", "Did you mean rtx-5060-ti"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
      ("L40T", "Did you mean l40s"), ("Gaudi 3", "Known: "), ("TPU v5e", "Known: ")],
 )  # fmt: skip
 def test_names_that_have_all_of_an_unknown_one_come_first_and_none_for_an_unknown_maker(
@@ -150,9 +151,72 @@ def test_a_processor_limits_pcie_to_its_generation(processor: str, rate: float) 
         ("RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-workstation", 97387),
         ("RTX PRO 4000 Blackwell SFF Edition", "rtx-pro-4000-sff", 23967), ("RTX PRO 2000 Blackwell", "rtx-pro-2000", 15811),
         ("RTX 5070", "rtx-5070", 11727), ("RTX 5060", "rtx-5060", 7651), ("RTX 5060 Ti 8GB", "rtx-5060-ti-8gb", 7651),
-        ("MI350X", "mi350x", 294396), ("Radeon AI PRO R9700", "r9700", 32124),
+        ("MI350X", "mi350x", 294896), ("Radeon AI PRO R9700", "r9700", 32624),
     ],
 )  # fmt: skip
 def test_gpus_sold_since_2025_are_known(name: str, key: str, mib: int) -> None:
     gpu = find_gpu(name)
     assert (gpu.key, gpu.reported_bytes) == (key, mib * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("H100 96GB", "80 GB (h100-sxm, h100-pcie), 94 GB (h100-nvl)"), ("A100 20GB", "40 GB (a100-40gb-sxm, a100-40gb-pcie), 80 GB"),
+        ("L4 48GB", "24 GB (l4)"), ("RTX 3080 20GB", "10 GB (rtx-3080)"), ("GH200 144GB", "96 GB (gh200)"),
+        ("GH200 144G HBM3e", "96 GB (gh200)"), ("RTX 5060 Ti 12 GB", "8 GB (rtx-5060-ti-8gb), 16 GB (rtx-5060-ti-16gb)"),
+        ("H100 PCIe 94GB", "80 GB (h100-pcie, h100-sxm), 94 GB (h100-nvl)"),
+    ],
+)  # fmt: skip
+def test_a_size_that_a_gpu_is_not_known_in_is_refused_with_those_there_are(
+    name: str, there: str
+) -> None:
+    with pytest.raises(UsageError, match="it is not known with") as error:
+        find_gpu(name)
+    assert there in (error.value.hint or "")
+
+
+def test_every_gpu_is_found_with_its_size_and_with_no_other() -> None:
+    for key, gpu in load_gpus().items():
+        if re.search(r"\d+gb", key):
+            continue
+        size = gpu.marketing_gb
+        assert find_gpu(f"{gpu.key} {size}GB").marketing_gb == size
+        with pytest.raises(UsageError):
+            find_gpu(f"{gpu.key} {size + 400}GB")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb-pcie"), ("A100-SXM4-80GB", "a100-80gb-sxm"), ("A100 80 GB", "a100-80gb-sxm"),
+        ("H100 94GB", "h100-nvl"), ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("H100 PCIe 80GB", "h100-pcie"), ("V100 32GB", "v100-32gb"),
+        ("NVIDIA GH200 480GB", "gh200"), ("B200 192GB", "b200"), ("RTX 4060 Ti 8GB", "rtx-4060-ti-8gb"), ("L4 22GiB", "l4"),
+        ("RTX PRO 5000 72GB", "rtx-pro-5000-72gb"), ("RTX 4090 48GB", "rtx-4090-48gb"), ("A10G 24GB", "a10g"),
+    ],
+)  # fmt: skip
+def test_a_size_in_a_name_counts(name: str, key: str) -> None:
+    gpu = find_gpu(name)
+    assert (gpu.key, gpu.note) == (key, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "other"),
+    [
+        ("A100", "a100-80gb-sxm, of 80 GB", "a100-40gb-sxm (40 GB)"), ("V100", "v100-16gb, of 16 GB", "v100-32gb (32 GB)"),
+        ("RTX 4060 Ti", "rtx-4060-ti-16gb, of 16 GB", "rtx-4060-ti-8gb (8 GB)"), ("RTX 4090", "rtx-4090, of 24 GB", "rtx-4090-48gb (48 GB)"),
+        ("RTX 5060 Ti", "rtx-5060-ti-16gb, of 16 GB", "rtx-5060-ti-8gb (8 GB)"), ("RTX PRO 5000", "rtx-pro-5000, of 48 GB", "72gb (72 GB)"),
+    ],
+)  # fmt: skip
+def test_a_name_without_a_size_says_which_of_several_it_was_taken_for(
+    name: str, taken: str, other: str
+) -> None:
+    note = find_gpu(name).note
+    assert f"is taken for {taken}" in note
+    assert other in note
+    assert find_gpu(find_gpu(name).key).note == ""
+
+
+@pytest.mark.parametrize("name", ["H100", "gpu2", "H200", "L4", "rtx-4090", "H20", "A800"])
+def test_a_name_of_one_size_alone_says_nothing(name: str) -> None:
+    assert find_gpu(name).note == ""

@@ -61,6 +61,33 @@ def test_printed_capacity_is_reproduced(
         assert result.max_concurrency == pytest.approx(concurrency, rel=0.002, abs=0.006)
 
 
+@pytest.mark.parametrize(
+    ("gib", "flags", "tokens"),
+    [
+        (5.23, ("--max-num-seqs=4",), 264_571),
+        (5.88, ("--max-num-seqs=2",), 297_339),
+        (5.72, ("--max-num-seqs=2", '--speculative-config={"method":"mtp","num_speculative_tokens":3}'), 200_248),
+    ],
+)  # fmt: skip
+def test_hybrids_cache_prefixes_by_default_since_0_28(
+    gib: float, flags: tuple[str, ...], tokens: int
+) -> None:
+    """As github:zji996/vllm-qwen38-27b printed; vllm-project/vllm#50991."""
+    flags = ("--max-model-len=32768", "--language-model-only", *flags)
+    name, found = "unsloth/Qwen3.8-27B-NVFP4", {}
+    for version, more in (
+        ("0.28.0", ()), ("0.27.1", ()), ("0.27.1", ("--enable-prefix-caching",)),
+        ("0.28.0", ("--no-enable-prefix-caching",)),
+    ):  # fmt: skip
+        result = plan_with_memory(name, gib, version, 2, *flags, *more)
+        found[version, more] = result.kv_capacity_tokens
+    assert found["0.28.0", ()] == pytest.approx(tokens, rel=0.002)
+    assert found["0.27.1", ("--enable-prefix-caching",)] == pytest.approx(tokens, rel=0.1)
+    off = found["0.28.0", ("--no-enable-prefix-caching",)]
+    assert found["0.27.1", ()] == pytest.approx(off, rel=0.1)
+    assert off > 1.05 * found["0.28.0", ()]
+
+
 def test_heads_replicate_once_there_are_more_gpus_than_heads() -> None:
     at = {
         count: plan_with_memory("Qwen/Qwen3-235B-A22B", 8, "0.12.0", count).kv_bytes_per_token

@@ -6,7 +6,7 @@ import pytest
 
 from exo_inference.planner import find_model
 from exo_inference.planner.gpu_catalog import MIB
-from exo_inference.planner.llama_cpp.tensor_types import KNOWN, Mix
+from exo_inference.planner.llama_cpp.tensor_types import BITS, KNOWN, Mix
 from exo_inference.planner.llama_cpp.weights import file_bytes
 from exo_inference.planner.model.checkpoint import with_gguf
 from exo_inference.planner.model.quantization import GGUF_BITS
@@ -38,7 +38,9 @@ def test_every_tensor_of_every_mix_has_a_type(name: str, role: str) -> None:
     mixes = [Mix(name, 32), Mix(name, 32, 8, 8), Mix(name, 80, 8, is_tied=True, is_70b=True)]
     for mix in mixes:
         bits = [
-            mix.bits(role, layer, columns) for layer in (0, 15, 31) for columns in (4096, 160, 7)
+            BITS[mix.kind(role, layer, columns)]
+            for layer in (0, 15, 31)
+            for columns in (4096, 160, 7)
         ]
         assert all(1.5 < each <= 32 for each in bits)
 
@@ -64,7 +66,9 @@ def test_files_are_as_large_as_public_ones(model: str, mix: str, gigabytes: floa
     assert total / 1e9 == pytest.approx(gigabytes, rel=0.003)
 
 
-@pytest.mark.parametrize("mix", [each for each in GGUF_BITS if each[-2:] not in ("_0", "_1")])
+@pytest.mark.parametrize(
+    "mix", [each for each in GGUF_BITS if each[-2:] not in ("_0", "_1") and each != "MXFP4_MOE"]
+)
 def test_types_add_up_to_the_bits_that_llama_cpp_lists(mix: str) -> None:
     """Those of Q4_0 to Q5_1 are of pure files; the list is of Llama-3.1-8B."""
     model = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), mix)
@@ -73,21 +77,41 @@ def test_types_add_up_to_the_bits_that_llama_cpp_lists(mix: str) -> None:
     assert 8 * total / model.num_parameters == pytest.approx(GGUF_BITS[mix], abs=6e-4)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ggml-org/gpt-oss-20b-GGUF",
+        "unsloth/gpt-oss-20b-GGUF",
+        "me/gpt-oss-20b-MXFP4-GGUF",
+        "gpt-oss-20b",
+    ],
+)
+def test_gguf_files_of_gpt_oss_are_in_mxfp4(name: str) -> None:
+    """The size is that of lmstudio-community/gpt-oss-20b-GGUF/gpt-oss-20b-MXFP4.gguf."""
+    model = find_model(name)
+    tensors = file_bytes(model)
+    total = sum(layer.total for layer in tensors.layers) + tensors.embedding + tensors.output
+    assert total / 1e9 == pytest.approx(12.1096, rel=0.002)
+    assert 8 * 12_109_565_632 / model.num_parameters == pytest.approx(
+        GGUF_BITS["MXFP4_MOE"], abs=6e-4
+    )
+
+
 def test_layers_of_one_group_have_the_same_types() -> None:
     for name in KNOWN:
         mix, known = Mix(name, 40), {}
         for layer in range(40):
-            bits = [mix.bits(role, layer, 4096) for role in ("v", "o", "down", "expert-down")]
+            bits = [BITS[mix.kind(role, layer, 4096)] for role in ("v", "o", "down", "expert-down")]
             assert known.setdefault(mix.group(layer), bits) == bits
 
 
 def test_rows_that_are_no_whole_blocks_have_another_type() -> None:
     mix = Mix("Q4_K_M", 32)
-    assert (mix.bits("q", 9, 4096), mix.bits("q", 9, 2880 // 9), mix.bits("q", 9, 100)) == (
-        4.5,
-        5.5,
-        16.0,
-    )
+    assert [mix.kind("q", 9, columns) for columns in (4096, 2880 // 9, 100)] == [
+        "Q4_K",
+        "Q5_0",
+        "F16",
+    ]
 
 
 def test_a_known_file_scales_its_tensors() -> None:

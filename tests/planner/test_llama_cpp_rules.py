@@ -294,10 +294,36 @@ def test_layers_are_moved_where_that_was_left_open() -> None:
 def test_experts_are_moved_before_layers() -> None:
     model = find_model("openai/gpt-oss-120b")
     found = asked(model=model)
-    moved = spilled(found, fitted_context(found), 0)
+    moved = spilled(found, fitted_context(found))
     assert moved is not None
     assert 0 < moved.cpu_moe < len(model.layers)
-    assert moved.gpu_layers == ALL
+    assert moved.gpu_layers == len(model.layers) + 1
+
+
+def test_layers_are_moved_where_all_experts_are_not_enough() -> None:
+    plan = planned(model=find_model("openai/gpt-oss-120b"), gpu_layers=None, context=131_072 * 16)
+    (problem,) = plan.problems
+    assert "the experts of about 36 of 36 layers and about" in problem.detail
+    assert "of 37 layers, the output being one, in main memory" in problem.detail
+    assert any("the experts of 36 layers" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags"),
+    [(1, {"cpu_moe": 5}), (1, {"cpu_moe": ALL}), (2, {"splits": (3.0, 1.0)}), (1, {"fits": False})],
+)
+def test_no_layers_are_moved_where_a_flag_says_where_some_are(
+    gpus: int, flags: dict[str, object]
+) -> None:
+    """`common_params_fit_impl` gives up where overrides of tensors or a split are set by the user."""
+    large = with_quantization(find_model("meta-llama/Llama-3.3-70B-Instruct"), "Q4_K_M")
+    targets = (1024 * MIB,) * gpus
+    plan = planned(gpus=gpus, model=large, gpu_layers=None, fit_targets=targets, **flags)
+    assert plan.verdict is Verdict.REFUSED
+    said = any("--fit moves no layers to main memory" in note for note in plan.notes)
+    assert said == flags.get("fits", True)
+    one = planned(model=large, gpu_layers=None, splits=(1.0,))
+    assert one.verdict is Verdict.TIGHT
 
 
 def test_memory_that_the_cpu_shares_holds_its_part_too() -> None:

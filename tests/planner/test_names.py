@@ -27,6 +27,12 @@ from exo_inference.planner.model.requantize import stored_bytes, with_attention
         ("Qwen/Qwen3-VL-30B-A3B", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
         ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         ("google/gemma-4-26B-A4B-it-qat-q4_0-unquantized", "google/gemma-4-26B-A4B-it"),
+        ("mistralai/Mistral-Nemo-Base-2407", "mistralai/Mistral-Nemo-Instruct-2407"),
+        (
+            "mistralai/Mistral-Small-3.1-24B-Base-2503",
+            "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        ),
+        ("ibm-granite/granite-4.0-h-micro-base", "ibm-granite/granite-4.0-h-micro"),
     ],
 )
 def test_a_variant_or_fine_tune_has_the_weights_of_the_model_in_its_name(
@@ -46,6 +52,8 @@ def test_a_variant_or_fine_tune_has_the_weights_of_the_model_in_its_name(
         ("nvidia/Qwen3-14B-NVFP4", "nvfp4"),
         ("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ", "gptq"),
         ("Qwen/Qwen2-7B-Instruct-AWQ", "awq"),
+        ("unsloth/Mistral-Nemo-Base-2407-bnb-4bit", "bitsandbytes-nf4"),
+        ("ISTA-DASLab/gemma-3-27b-it-GPTQ-4b-128g", "gptq"),
         ("huihui-ai/Huihui-gpt-oss-20b-mxfp4-abliterated-v2", "mxfp4"),
         ("AEON-7/Qwen3.6-27B-AEON-Ultimate-Uncensored-Multimodal-NVFP4-MTP", "nvfp4"),
     ],
@@ -121,6 +129,40 @@ def test_a_context_in_a_name_is_said_to_be_unknown_and_may_be_asked_for(
     )
     assert any("which keeps the config" in note for note in model.notes) is (tokens is None)
     assert tokens is None or model.longest_model_len == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "form"),
+    [
+        ("mistralai/Ministral-3-14B-Base-2512", 26.0, None), ("mistralai/Ministral-3-14B-Reasoning-2512", 26.0, None),
+        ("mistralai/Ministral-3-3B-Reasoning-2512", 7.2, None), ("ibm-granite/granite-4.0-h-1b", 2.7, None),
+        ("ibm-granite/granite-4.0-h-350m", 0.63, None), ("deepseek-ai/DeepSeek-V4-Flash-Base", 266.2, "fp8-block"),
+        ("deepseek-ai/DeepSeek-V3-Base", 626.8, "fp8-block"), ("moonshotai/Kimi-K2-Base", 958.3, "fp8-block"),
+    ],
+)  # fmt: skip
+def test_base_models_are_in_the_form_that_they_are_published_in(
+    name: str, gib: float, form: str | None
+) -> None:
+    """Ministral 3 is in FP8 as Instruct alone, DeepSeek-V4's experts in 4 bit but for the base models."""
+    model = find_model(name)
+    assert stored_bytes(model) / 2**30 == pytest.approx(gib, rel=0.01)
+    assert (None if model.quantization is None else model.quantization.default.name) == form
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "most"),
+    [
+        ("HuggingFaceTB/SmolLM3-3B", 65536, 65536), ("meta-llama/Llama-2-70b-chat-hf", 4096, 4096),
+        ("meta-llama/Llama-2-70b-hf", 4096, 4096), ("TheBloke/Llama-2-70B-Chat-AWQ", 4096, 4096),
+        ("microsoft/Phi-3-mini-128k-instruct", 4096, 131072), ("microsoft/Phi-3-medium-128k-instruct", 4096, 131072),
+        ("microsoft/Phi-3.5-MoE-instruct", 4096, 131072), ("microsoft/Phi-3.5-vision-instruct", 4096, 131072),
+        ("microsoft/Phi-3.5-mini-instruct", 4096, 131072), ("microsoft/Phi-4-mini-instruct", 4096, 131072),
+    ],
+)  # fmt: skip
+def test_contexts_are_the_models_own(name: str, own: int, most: int) -> None:
+    model = find_model(name)
+    assert (model.max_model_len, model.longest_model_len) == (own, most)
+    assert not any("max_position_embeddings" in note for note in model.notes)
 
 
 @pytest.mark.parametrize("form", ["ONNX", "MLX", "MLX-4bit", "OpenVINO", "int4-ov", "CoreML"])
@@ -240,18 +282,33 @@ def test_a_quantization_whose_size_the_name_does_not_tell_is_refused(ending: str
 
 
 @pytest.mark.parametrize(
-    ("name", "step"),
+    ("name", "same"),
     [
-        ("me/Qwen3-8B-GGUF:Q4_K_M", "Write the type into the name: me/Qwen3-8B-Q4_K_M-GGUF."),
-        ("Qwen/Qwen3-8B:bf16", "Write the type into the name: Qwen/Qwen3-8B-BF16-GGUF."),
-        ("Qwen/Qwen3-8B:latest", "Write the name as the Hub does"),
-        ("Qwen/Qwen3-8B:", "Write the name as the Hub does"),
+        ("me/Qwen3-8B-GGUF:Q4_K_M", "me/Qwen3-8B-Q4_K_M-GGUF"), ("Qwen/Qwen3-8B:bf16", "Qwen/Qwen3-8B-BF16-GGUF"),
+        ("ggml-org/gpt-oss-20b-GGUF:gpt-oss-20b-MXFP4", "ggml-org/gpt-oss-20b-MXFP4-GGUF"),
+    ],
+)  # fmt: skip
+def test_a_type_behind_a_colon_is_that_of_the_gguf_file(name: str, same: str) -> None:
+    found, other = find_model(name), find_model(same)
+    assert found.name == name
+    assert found.quantization == other.quantization
+    assert any(f"the checkpoint {name} itself is not known" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen/Qwen3-8B:latest", "'latest' is no type of GGUF files"),
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "'UD-Q4_K_XL' is no type of GGUF files"),
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_M", "'UD-Q4_K_M' is no type of GGUF files"),
+        ("Qwen/Qwen3-8B:", "a name of the Hub has no ':'"),
+        (":Q4_K_M", "a name of the Hub has no ':'"),
     ],
 )
-def test_a_name_with_a_colon_is_refused_with_what_to_write(name: str, step: str) -> None:
-    with pytest.raises(UsageError, match="a name of the Hub has no ':'") as error:
+def test_what_is_no_type_behind_a_colon_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
         find_model(name)
-    assert (error.value.hint or "").startswith(step)
+    assert error.value.hint
 
 
 def test_files_for_apple_silicon_are_not_sized_by_another_method() -> None:

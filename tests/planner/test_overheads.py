@@ -9,6 +9,7 @@ from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.memory import Ranks, page_rest, unstored_bytes
 from exo_inference.planner.overheads import (
     ALONE,
+    BESIDE_OF_STATES,
     doublings,
     load_overheads,
     measured,
@@ -133,6 +134,31 @@ def test_graphs_outside_the_budget_that_may_not_fit_make_a_plan_tight() -> None:
     assert (found["0.19.0"].verdict, problem.refuses) == (Verdict.TIGHT, False)
     assert "lower --gpu-memory-utilization" in problem.detail
     assert found["0.20.0"].verdict is Verdict.FITS  # they come out of the budget since
+
+
+def test_graphs_of_a_model_with_states_have_a_part_beside_their_sizes() -> None:
+    """What vLLM subtracts is the first capture and so much for each further one (`profile_cudagraph_memory`)."""
+    inside, outside = (
+        plan(
+            find_model("Qwen/Qwen3.6-27B"), find_gpu("H100"), 1,
+            EngineParameters(engine_version=version, max_model_len=8192, max_num_seqs=16),
+        ).component("cuda_graphs")
+        for version in ("0.20.0", "0.19.0")
+    )  # fmt: skip
+    assert inside is not None
+    assert outside is not None
+    beside = load_overheads()[BESIDE_OF_STATES]
+    assert inside.num_bytes - outside.num_bytes == pytest.approx(beside.value * GIB, abs=MIB)
+    assert inside.high - inside.num_bytes == pytest.approx(
+        (beside.high - beside.value) * GIB, abs=MIB
+    )
+    assert inside.low >= 0
+    dense = plan(
+        find_model("Qwen/Qwen3-8B"), find_gpu("H100"), 1, EngineParameters(engine_version="0.23.0")
+    )
+    graphs = dense.component("cuda_graphs")
+    assert graphs is not None
+    assert graphs.high - graphs.num_bytes < 0.1 * GIB
 
 
 def test_dense_graphs_outside_the_budget_have_room() -> None:

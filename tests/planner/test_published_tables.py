@@ -11,9 +11,9 @@ from exo_inference.engines.registry import get_engine
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model, plan
 from exo_inference.planner.model.checkpoint import stored_bytes
-from exo_inference.planner.model.families import CLASSES
 from exo_inference.planner.model.requantize import with_quantization
 from exo_inference.planner.overheads import load_overheads
+from exo_inference.planner.releases.classes import CLASSES
 
 GIB = 2**30
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -59,7 +59,7 @@ def test_what_the_page_says_of_releases_is_what_the_planner_refuses() -> None:
         assert since is not None
         assert f"{name} before {'.'.join(map(str, since))}" in PAGE.replace("\n", " ")
     release = get_engine("sglang").version
-    assert f"on the command line {release} alone can be asked for" in PAGE.replace("\n", " ")
+    assert f"of {release} alone the flags are known" in PAGE.replace("\n", " ")
 
 
 def test_no_explanation_speaks_of_a_constant_that_is_not_there() -> None:

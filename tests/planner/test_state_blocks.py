@@ -34,10 +34,12 @@ REFUSED = [
     and each["gpu_count"] == 1
     and "enable_sleep_mode" not in each["flags"]
     and "gpu_memory_utilization" not in each.get("unstated", ())
+    and "engine (a fork)" not in each.get("unstated", ())
+    and not find_gpu(each["gpu"]).is_unified
 ]
 """Starts of one GPU that vLLM refused with "max_num_seqs (1024) exceeds available Mamba cache blocks (N)".
 
-With sleep mode the engine counts too much memory as free: the one such start is 8.7 % off, as its page says.
+Not those of a fork, nor on memory that is shared with the CPU and all that runs there. With sleep mode the engine counts too much memory as free: the one such start is 8.7 % off, as its page says.
 """
 
 

@@ -8,6 +8,7 @@ from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.explain import explain
 from exo_inference.planner.memory import rotary_bytes
+from exo_inference.planner.static.segments import reserved_bytes
 
 SGLANG = rules_for("sglang", "0.5.17")
 
@@ -59,3 +60,41 @@ def test_experts_in_mxfp4_are_padded_as_the_kernel_of_the_gpu_asks(
     (step,) = (each for each in explain(result) if each.title == "Weights: routed experts")
     expected = 24 * 32 * 3 * hidden * width * 4.25 / 8 / count
     assert step.result == f"{expected / 2**30:.2f} GiB"
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "segments"),
+    [
+        ([0.001] * 3, [2]),  # three norms
+        ([8, 4, 6], [20]),
+        ([8, 4, 12, 6], [20, 12]),  # 12 MiB have their own pages
+        ([9, 9, 9], [20, 20]),  # the third does not fit beside two
+        ([52.5], [54]),
+        ([52.5, 1.5], [54]),  # more than 1 MiB is split off, and taken by the next
+        ([53.5, 0.5], [54, 2]),  # less is not, and small tensors have segments of their own
+    ],
+)
+def test_tensors_lie_in_segments_of_the_allocator(sizes: list[float], segments: list[int]) -> None:
+    assert reserved_bytes(size * MIB for size in sizes) == sum(segments) * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "printed"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "H100 NVL", 1, 0.98),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "L40S", 1, 3.03),
+        ("Qwen/Qwen3-8B", "B300", 1, 15.28),
+        ("meta-llama/Llama-3.1-8B-Instruct", "RTX 3090", 1, 15.02),
+        ("Qwen/Qwen3-30B-A3B", "RTX PRO 6000", 1, 56.89),
+        ("Qwen/Qwen3-30B-A3B-FP8", "H100", 1, 29.15),
+        ("Qwen/Qwen3.5-9B", "RTX 4090", 2, 8.85),
+    ],
+)
+def test_weights_are_what_sglang_printed(name: str, gpu: str, count: int, printed: float) -> None:
+    """Its "mem usage" of loading; sources in docs/benchmarks/planner-sglang-starts.json."""
+    parameters = EngineParameters(engine="sglang", engine_version="0.5.17")
+    found = plan(find_model(name), find_gpu(gpu), count, parameters)
+    assert found.weights_bytes_per_gpu / 2**30 == pytest.approx(printed, abs=0.011)

@@ -145,3 +145,34 @@ def test_qwen3_8_in_8_bit_has_as_many_tensors_in_8_bit_as_were_counted() -> None
     model = find_model("Qwen/Qwen3.8-27B-FP8")
     assert sum(w.format is not None for layer in model.layers for w in layer.weights) == 400
     assert sum(weight.format is not None for weight in model.mtp_weights) == 7
+
+
+def test_qwens_35b_in_8_bit_has_as_many_tensors_as_were_counted() -> None:
+    """64,196 (0xBakeer/inference-atlas pull request 145): each module in 8 bit has a scale beside it."""
+    model = find_model("Qwen/Qwen3.6-35B-A3B-FP8")
+    forms = _bytes_by_kind(model)
+    assert forms["mlp.experts.gate_proj"] == forms["linear_attn.in_proj_qkv"] == "fp8-block"
+    assert forms["linear_attn.in_proj_ba"] == forms["mlp.gate"] == "16 bit"
+    held = {"linear_attn.in_proj_ba": 2, "linear_attn.state": 3, "norms": 2, "self_attn.qk_norm": 2}
+    tensors = sum(
+        weight.copies * (2 if weight.format is not None else held.get(weight.path, 1))
+        for layer in model.layers
+        for weight in layer.weights
+    )
+    # The prediction layer's, the encoder's, and those outside the layers.
+    assert tensors + 1_560 + 333 + 3 == 64_196
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        (
+            "Qwen/Qwen3.6-27B-FP8",
+            0.02,
+        ),  # as its owner's Qwen3.8-27B-FP8, whose tensors were counted
+        ("Qwen/Qwen3-Coder-Next-FP8", 0.11),  # no list of its architecture is known
+        ("RedHatAI/Qwen3.6-27B-FP8-block", 0.11),  # another maker chooses by itself
+    ],
+)
+def test_the_files_of_one_owner_in_8_bit_leave_the_same_modules(name: str, error: float) -> None:
+    assert find_model(name).weights_error == pytest.approx(error)

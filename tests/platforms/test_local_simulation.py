@@ -219,6 +219,13 @@ def test_what_fits_has_the_planners_cache_limits_and_speed(
     assert f"{wanted.max_concurrency:.2f}x" in log
 
 
+def test_what_embeds_starts_though_it_has_no_steps(ministral: Path) -> None:
+    document = described(ministral, "--runner=pooling", gpu_count=4)
+    simulation = parse_simulation(document)
+    assert simulation.fail is None
+    assert simulation.prompt_seconds
+
+
 def test_what_does_not_fit_fails_after_profiling_with_figures_and_a_next_step(
     ministral: Path,
 ) -> None:

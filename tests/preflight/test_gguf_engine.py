@@ -41,8 +41,6 @@ def test_it_is_planned_by_its_own_rules() -> None:
         (("--split-mode", "row"), "what --split-mode row means for its memory is not known"),
         (("--embedding",), "what --embedding means for its memory is not known"),
         (("--override-tensor", "exps=CPU"), "what --override-tensor means"),
-        (("--parallel", "0"), "--parallel is 0, expected 1 or more"),
-        (("--ctx-size", "-5"), "--ctx-size is -5, expected a whole number"),
         (("--gpu-layers", "0"), "its cache is in main memory, which is not judged"),
         (("--no-kv-offload",), "its cache is in main memory, which is not judged"),
     ],
@@ -54,6 +52,28 @@ def test_what_is_not_known_is_said(flags: tuple[str, ...], words: str) -> None:
     assert note.startswith(f"not sized for llama.cpp: {words}")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--parallel", "0"), "--parallel is 0, expected 1 or more"),
+        (("-c", "-5"), "--ctx-size is -5, expected a whole number"),
+        (
+            ("--override-tensor", "(a+)+$"),
+            "--override-tensor has '(a+)+$', expected PATTERN=BUFFER",
+        ),
+    ],
+)
+@pytest.mark.parametrize("model", [SMALL, "Qwen/Qwen3-8B-AWQ"], ids=["gguf", "other"])
+def test_values_with_which_it_does_not_start_are_refused(
+    model: str, flags: tuple[str, ...], words: str
+) -> None:
+    judgement = judged(*flags, model=model)
+    assert judgement.verdict is Verdict.REFUSED
+    (problem,) = judgement.flag_problems
+    assert (problem.index, problem.flag) == (0, flags[0])
+    assert problem.detail.startswith(words)
+
+
 def test_flags_that_are_not_known_are_flags_of_the_engine() -> None:
     engine = get_engine("llama-cpp")
     assert isinstance(engine, ClusterEngine)
@@ -63,10 +83,34 @@ def test_flags_that_are_not_known_are_flags_of_the_engine() -> None:
 
 
 def test_models_of_other_kinds_are_not_sized() -> None:
-    (note,) = judged(model="Qwen/Qwen3-Embedding-8B").notes
+    (note,) = judged(model="Qwen/Qwen3-Embedding-8B-Q8_0-GGUF").notes
     assert "which embeds or scores texts, is not known" in note
-    (note,) = judged(model="Qwen/Qwen3-8B-AWQ").notes
-    assert "of which it loads no file; name a model in GGUF" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M"), ("Qwen/Qwen3-8B-AWQ", "Qwen/qwen3-8b-GGUF:Q4_K_M"),
+        ("openai/gpt-oss-20b", "openai/gpt-oss-20b-GGUF:Q4_K_M"), ("Qwen/Qwen3-Embedding-8B", "Qwen/Qwen3-Embedding-8B-GGUF:Q4_K_M"),
+    ],
+)  # fmt: skip
+def test_a_repository_without_gguf_files_does_not_start(model: str, named: str) -> None:
+    judgement = judged(model=model, gpu="H100")
+    assert judgement.verdict is Verdict.REFUSED
+    (problem,) = judgement.plan_problems
+    assert f"{model} has none: name a repository of GGUF files" in problem.detail
+    assert problem.detail.endswith(named)
+    assert judgement.advice == ()
+    assert find_model(named).name == named
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["Qwen/Qwen3-8B-GGUF:F16", "me/Qwen3-8B-F32-GGUF", "me/Qwen3-8B-BF16-GGUF", "Qwen/Qwen3-8B-GGUF", "me/Qwen3-8B-Q4_0",
+     "ggml-org/gpt-oss-20b-GGUF"],
+)  # fmt: skip
+def test_a_name_of_gguf_files_starts(model: str) -> None:
+    assert judged(model=model, gpu="H100").verdict is Verdict.FITS
 
 
 def test_values_in_blocks_need_flash_attention() -> None:
@@ -99,7 +143,7 @@ def test_another_spelling_of_a_flag_is_replaced() -> None:
 
 
 def test_experts_may_go_to_main_memory() -> None:
-    judgement = judged("--ctx-size", "8192", model="openai/gpt-oss-120b", gpu="gpua5000")
+    judgement = judged("--ctx-size", "8192", model="ggml-org/gpt-oss-120b-GGUF", gpu="gpua5000")
     way = next(each for each in judgement.advice if each.kinds == ("gpu-layers",))
     assert way.flags[0] == "--n-cpu-moe"
     assert "computed by the CPU, many times slower" in way.effect
@@ -123,3 +167,62 @@ def test_gpus_share_whole_layers() -> None:
     assert any(
         "whole layers are split over the GPUs, 41, 40 of them" in note for note in told.notes
     )
+
+
+def layer_way(*flags: str, model: str, gpu: str) -> tuple[str, tuple[str, ...]]:
+    """Return what the way out that moves layers says, and its flags; pasted, it plans as it says."""
+    way = next(
+        each
+        for each in judged(*flags, model=model, gpu=gpu).advice
+        if each.kinds == ("gpu-layers",)
+    )
+    again = judged(*way.plan.parameters.format(), model=model, gpu=gpu)
+    assert again.plan is not None
+    assert again.verdict is Verdict.FITS
+    assert again.plan.available_kv_bytes_per_gpu == way.plan.available_kv_bytes_per_gpu
+    assert again.plan.max_model_len == way.plan.max_model_len
+    return way.effect, way.flags
+
+
+def test_layers_of_a_dense_model_are_moved_whatever_is_said_of_experts() -> None:
+    effect, flags = layer_way("--cpu-moe", model="Qwen/QwQ-32B-BF16-GGUF", gpu="gpu3")
+    assert effect.startswith("21 of 65 layers, the output being one, in main memory")
+    assert flags == ("--gpu-layers", "44")
+
+
+def test_more_experts_are_moved_than_were_asked_for() -> None:
+    name = "deepseek-ai/DeepSeek-V3.1-IQ4_XS-GGUF"
+    effect, flags = layer_way("--n-cpu-moe", "10", model=name, gpu="h100")
+    assert effect.startswith("the experts of 50 of 61 layers in main memory")
+    assert flags == ("--n-cpu-moe", "50")
+
+
+def test_experts_are_moved_of_as_many_layers_as_were_asked_for() -> None:
+    name = "Qwen/Qwen3.5-397B-A17B-Q4_0-GGUF"
+    effect, flags = layer_way("--gpu-layers", "20", model=name, gpu="gpua30")
+    assert effect.startswith("the experts of 56 of 60 layers in main memory")
+    assert flags == ("--n-cpu-moe", "56")
+
+
+def test_layers_go_to_main_memory_beside_experts_where_these_are_not_enough() -> None:
+    name = "deepseek-ai/DeepSeek-V3.1-IQ4_XS-GGUF"
+    effect, flags = layer_way("--cpu-moe", "--ctx-size", "100000", model=name, gpu="t4")
+    assert "experts" not in effect
+    assert flags[0] == "--gpu-layers"
+    effect, flags = layer_way("--ctx-size", "100000", model=name, gpu="t4")
+    assert effect.startswith("the experts of 61 of 61 layers and ")
+    assert flags[::2] == ("--n-cpu-moe", "--gpu-layers")
+
+
+def test_fit_moves_no_layers_where_experts_are_placed() -> None:
+    name = "Qwen/Qwen3-235B-A22B-Q4_K_M-GGUF"
+    auto = ("--gpu-layers", "auto", "--n-cpu-moe", "5")
+    assert judged(*auto, model=name, gpu="t4").verdict is Verdict.REFUSED
+    assert layer_way(*auto, model=name, gpu="t4")[1] == ("--n-cpu-moe", "90")
+
+
+def test_one_request_at_a_time_has_the_cache_of_one_slot() -> None:
+    judgement = judged("--kv-unified-per-slot", "65536", "--parallel", "4", gpu="gpua5000")
+    way = next(each for each in judgement.advice if each.kinds == ("max-num-seqs",))
+    assert way.plan.kv_capacity_tokens == 65_536
+    assert judged(*way.plan.parameters.format(), gpu="gpua5000").verdict is Verdict.FITS

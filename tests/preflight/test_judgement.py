@@ -272,3 +272,23 @@ def test_stages_that_nobody_has_cost_nothing(
     else:
         assert any("not sized" in note for note in found.notes)
     to_wire(found)
+
+
+def test_the_flags_after_an_improvement_are_admitted_as_they_are() -> None:
+    """`--no-enforce-eager` beside `--enforce-eager` would set it a second time."""
+    asked = subject("--enforce-eager", "--max-model-len=8192", gpu="H100")
+    found = {each.kind: each for each in to_wire(judge(asked)).improvements}
+    graphs = found["cuda-graphs"]
+    assert graphs.flags == ["--no-enforce-eager"]
+    assert graphs.parameters == ["--max-model-len=8192"]
+    for each in found.values():
+        again = judge(subject(*each.parameters, gpu="H100"), with_advice=False)
+        assert again.verdict is Verdict.FITS
+        assert not each.flags or each.parameters
+
+
+@pytest.mark.parametrize(("gpu", "notes"), [("A100", 1), ("A100 80GB", 0), ("a100-80gb-sxm", 0)])
+def test_a_plan_says_which_size_of_a_gpu_was_taken(gpu: str, notes: int) -> None:
+    for flags in ((), ("--no-such-flag",)):
+        plan = to_wire(judge(subject(*flags, gpu=gpu), with_advice=False))
+        assert sum("is taken for a100-80gb-sxm" in note for note in plan.notes) == notes

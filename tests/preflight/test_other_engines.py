@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from exo_inference.engines.flags.catalogue import UnknownRelease
+from exo_inference.errors import UsageError
 from exo_inference.planner import Verdict, find_gpu, find_model
 from exo_inference.preflight import Subject, judge, to_wire
 
@@ -82,7 +84,8 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
 def test_what_is_not_known_is_not_judged_and_refuses_nothing(
     engine: str, flags: tuple[str, ...]
 ) -> None:
-    judgement = judge(subject(engine, *flags, model=LARGE))
+    model = f"{LARGE}-GGUF" if engine == "llama-cpp" else LARGE
+    judgement = judge(subject(engine, *flags, model=model))
     assert judgement.verdict is Verdict.UNKNOWN
     assert judgement.plan_problems == ()
     assert judgement.notes[0].startswith("not sized for ")
@@ -241,3 +244,71 @@ def test_ways_out_count_on_what_others_leave_free() -> None:
     assert sizes[own, 2] == int(0.6 * 17 * 2**30)
     assert any(size > 17 * 2**30 for (kind, _), size in sizes.items() if kind != own)
     assert judge(replace(asked, gpu_count=2)).verdict is Verdict.FITS
+
+
+def test_ways_out_name_no_count_that_parallel_sizes_rule_out() -> None:
+    """Without a size of tensor parallelism the platform gives that of the count."""
+    judgement = judge(subject("sglang", "--data-parallel-size=2", model=LARGE, count=2))
+    assert judgement.verdict is Verdict.REFUSED
+    assert judgement.advice == ()
+    assert judge(subject("sglang", model=LARGE, count=2)).advice
+
+
+def test_other_releases_of_sglang_are_planned_with_flags_unchecked() -> None:
+    asked = replace(
+        subject("sglang", "--context-length", "4096", "--new-flag", "1"), plans_unlisted=True
+    )
+    judged = {
+        version: judge(replace(asked, engine_version=version))
+        for version in ("0.4.9.post4", "0.5.17", "0.6.0")
+    }
+    old, own, new = judged.values()
+    assert own.verdict is Verdict.REFUSED  # there is no such flag
+    for each in (old, new):
+        assert each.verdict is Verdict.FITS
+        assert each.plan is not None
+        assert each.plan.max_model_len == 4096
+    assert old.plan is not None
+    assert new.plan is not None
+    assert old.plan.available_kv_bytes_per_gpu > new.plan.available_kv_bytes_per_gpu
+    assert old.plan.notes[0] == (
+        "the flags of SGLang 0.4.9.post4 were not checked: those of 0.5.17 alone are known; "
+        "memory is planned by the rules of that release"
+    )
+    assert "planned by those of 0.5.23, the last that were read" in new.plan.notes[0]
+    assert to_wire(old).engine_version == "0.4.9.post4"
+
+
+def test_releases_of_sglang_whose_rules_were_not_read_are_refused_by_name() -> None:
+    asked = replace(subject("sglang"), plans_unlisted=True)
+    with pytest.raises(
+        UnknownRelease,
+        match=r"the rules of SGLang 0\.3\.6 were not read; those here begin at 0\.4\.0",
+    ):
+        judge(replace(asked, engine_version="0.3.6"))
+    with pytest.raises(UsageError, match=r"only those of 0\.5\.17"):
+        judge(replace(asked, engine_version="0.5.12", plans_unlisted=False))
+
+
+def test_gemma_3_has_its_own_context_in_sglang_where_the_release_reads_it_right() -> None:
+    asked = replace(
+        subject("sglang", model="google/gemma-3-4b-it"), gpu=find_gpu("H100"), plans_unlisted=True
+    )
+    for version in (None, "0.5.10", "0.5.23"):
+        found = judge(replace(asked, engine_version=version)).plan
+        assert found is not None
+        assert found.max_model_len == 131_072
+    (note,) = judge(replace(asked, engine_version="0.5.9")).notes
+    assert "takes its context to be longer than it is; say --context-length" in note
+    said = judge(replace(asked, engine_version="0.5.9", flags=("--context-length=8192",)))
+    assert said.verdict is Verdict.FITS
+
+
+def test_ways_out_for_sglang_are_gpus_that_the_release_serves() -> None:
+    asked = Subject(
+        find_model(LARGE), find_gpu("gpua5000"), 4, engine="sglang", plans_unlisted=True
+    )
+    old, new = (judge(replace(asked, engine_version=each)) for each in ("0.4.4", "0.5.23"))
+    gpus = [{way.plan.gpu for way in each.advice} for each in (old, new)]
+    assert any("Blackwell" in gpu or "B300" in gpu for gpu in gpus[1])
+    assert not any("Blackwell" in gpu or "B300" in gpu for gpu in gpus[0])

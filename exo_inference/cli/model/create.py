@@ -16,6 +16,7 @@ from exo_inference.cli.tree import Example, command
 from exo_inference.cli.wait import Followed, follow, wait_options
 from exo_inference.cli.writes import changed_id, dry_run_option, finish, titled
 from exo_inference.errors import UsageError
+from exo_inference.wire import Operation
 
 
 @command(
@@ -30,6 +31,10 @@ from exo_inference.errors import UsageError
             "Fetch a gated model with a token that stays out of the shell's history",
             "exo ai model create meta-llama/Llama-3.1-8B-Instruct "
             "--huggingface-token-file ~/.hf-token",
+        ),
+        Example(
+            "Fetch one GGUF file of a repository, which llama.cpp loads",
+            "exo ai model create ggml-org/gpt-oss-20b-GGUF:MXFP4",
         ),
         Example(
             "Use a directory of the machine the control plane runs on",
@@ -70,9 +75,9 @@ def create(
 ) -> None:
     """Fetch a model.
 
-    The name says where from: `org/name` on the Hugging Face Hub, `file:///path` on the server, or
-    `exo/tiny-chat`, which comes with the program. The command returns as soon as the model is
-    recorded; `--wait` follows the download to its end.
+    The name says where from: `org/name` on the Hugging Face Hub, `org/name:Q4_K_M` for one GGUF
+    file there, `file:///path` on the server, or `exo/tiny-chat`, which comes with the program. The
+    command returns as soon as the model is recorded; `--wait` follows the download to its end.
     """
     if not name:
         raise UsageError("<name> is empty", hint="Give the model's name, such as Qwen/Qwen3-0.6B.")
@@ -92,18 +97,27 @@ def create(
         )
         if dry_run:
             session.success("Model would be created (dry run).")
+            _remark_size(session, operation)
             would = Answer("model", "", name, "would be created", dry_run=True)
             manifest = partial(_manifest, name, revision)
             if output.is_for_programs:
                 output.show(ANSWER.record(would), manifest=manifest)
             return
         session.success("Model created.")
+        _remark_size(session, operation)
         if wait or output.is_for_programs:
             model_id = changed_id(operation) or client.models.find(name).id
             with resulting(output, lambda: show_model(output, client.models.get(model_id))):
                 if wait:
                     followed = Followed("model", name, client.models.wait_until_ready)
                     follow(session, followed, model_id, wait_timeout)
+
+
+def _remark_size(session: Session, operation: Operation) -> None:
+    """Say how much is fetched, where the server knows it: after what it says of a dry run."""
+    told = (operation.message or "").rpartition("; ")[2]
+    if told.endswith("to fetch"):
+        session.remark(f"{told}.")
 
 
 def _manifest(name: str, revision: str | None) -> str:

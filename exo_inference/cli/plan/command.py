@@ -13,12 +13,14 @@ from exo_inference.cli.errors.output import print_refusal
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.command_line import CommandLine, name_for
 from exo_inference.cli.plan.comparison import compare, table
-from exo_inference.cli.plan.demand import Demand, answers, is_too_long, parse_demand
+from exo_inference.cli.plan.demand import Answer, Demand, answers, is_too_long, parse_demand
 from exo_inference.cli.plan.demand import as_json as demand_json
+from exo_inference.cli.plan.demand import line as demand_line
 from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import (
+    CPU,
     LocalPlanner,
     Planner,
     RemotePlanner,
@@ -60,6 +62,8 @@ def run(session: Session, options: PlanOptions) -> int:
     count = wanted.gpu_count or 1
     plan = planner.plan(wanted.gpu_type, count, with_advice=True)
     steps = planner.steps(wanted.gpu_type, count) if options.explain else None
+    if _lacks_type(options, plan) and "gguf" in plan.model.lower():  # of others the verdict says it
+        plan = plan.model_copy(update={"notes": [*plan.notes, words.gguf_note(plan)]})
     line = command_line(session, options, plan)
     print_plan(output, plan, line, wanted.replicas or 1, steps)
     if plan.verdict == PlanVerdict.TIGHT:
@@ -105,8 +109,21 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
     if output.is_structured:
         output.print_value([demand_json(each) for each in found])
     else:
-        print_page(demand_table(found, plans, demand))
+        lines = demand_table(found, plans, demand)
+        pasted = [_line_of(session, options, planner, each) for each in found[:1]]
+        print_page([*lines, *(row for line in pasted for row in demand_line(line, page_width()))])
     return 0 if found else _refuse(output, plans)
+
+
+def _line_of(
+    session: Session, options: PlanOptions, planner: Planner, found: Answer
+) -> CommandLine:
+    """Return the command that asks for the deployment of an answer, with the flags that it was planned with."""
+    plan = found.plan
+    wanted = replace(
+        planner.wanted, gpu_type=plan.gpu_type, gpu_count=plan.gpu_count, replicas=found.replicas
+    )
+    return command_line(session, replace(options, wanted=wanted), plan)
 
 
 def _planner_of_length(
@@ -127,7 +144,7 @@ def _planner_of_length(
     if isinstance(planner, RemotePlanner):
         wanted = _with_length(options, max(length, least)).wanted
         return RemotePlanner(session, wanted)
-    if isinstance(planner, LocalPlanner) and planner.model.is_embedding:
+    if isinstance(planner, LocalPlanner) and not planner.model.writes:
         raise UsageError(
             f"--for asks what generates texts; {planner.model.name} embeds or scores them",
             hint="Leave --for out to see whether it fits, and how long a text takes.",
@@ -137,7 +154,7 @@ def _planner_of_length(
 
 def _with_length(options: PlanOptions, length: int) -> PlanOptions:
     flags = options.wanted.engine_parameters or ()
-    if not any(flag.startswith("--max-model-len") for flag in flags):
+    if not any(flag.replace("_", "-").startswith("--max-model-len") for flag in flags):
         flags = (*flags, f"--max-model-len={length}")
     return replace(options, wanted=replace(options.wanted, engine_parameters=flags))
 
@@ -166,7 +183,8 @@ def print_plan(
     else:
         width = page_width()
         lines = report(plan, line, replicas, width)
-        print_page([*lines, *_arithmetic(steps, width)] if steps else lines)
+        device = "CPU" if plan.gpu_type == CPU else "GPU"
+        print_page([*lines, *_arithmetic(steps, device, width)] if steps else lines)
 
 
 def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas: int) -> None:
@@ -195,6 +213,7 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
     is_known = options.model_path is None and options.gpu_file is None
     version = wanted.engine_version
     can_create = is_known and (version is None or can_name(wanted.engine, version))
+    can_create = can_create and not _lacks_type(options, plan)
     if not is_known:
         chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
     return CommandLine(
@@ -208,10 +227,16 @@ def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -
     )
 
 
-def _arithmetic(steps: Sequence[Step], width: int) -> Iterator[Text]:
+def _lacks_type(options: PlanOptions, plan: DeploymentPlan) -> bool:
+    """Whether a deployment's engine loads a GGUF file, and the model's name does not say which: none can be created of it."""
+    name = options.wanted.model.name if options.wanted.model is not None else None
+    return facts_of(plan.engine).loads_gguf and name is not None and ":" not in name
+
+
+def _arithmetic(steps: Sequence[Step], device: str, width: int) -> Iterator[Text]:
     """Yield the steps: what, how, and from where."""
     yield Text()
-    yield Text("How these figures come about, for one GPU", "bold")
+    yield Text(f"How these figures come about, for one {device}", "bold")
     for step in steps:
         yield Text(harmless(f"  {step.title}: {step.result}"))
         for text, style in ((step.formula, ""), (step.source and f"[{step.source}]", "dim")):

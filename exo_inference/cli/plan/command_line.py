@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from exo_inference.engine_names import ENGINES, GPU_ENGINE
 from exo_inference.engines import get_engine
 from exo_inference.engines.cluster_engine import ClusterEngine
-from exo_inference.engines.flags.argument_vector import Use, split
+from exo_inference.engines.flags.argument_vector import merge
 from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of, judging_release
 
 PROGRAM = ("exo", "ai", "deployment")
@@ -67,7 +67,7 @@ class CommandLine:
             del changed["--model"]
         words = [*PROGRAM, self.verb, *([self.name] if self.name else [])]
         words += [*(word for pair in changed.items() for word in pair), *self.globals]
-        engine_flags = merge_flags(self.flags, flags, self.release)
+        engine_flags = merge(self.flags, flags, self.release)
         line = shlex.join(words)
         if not engine_flags:
             return line
@@ -76,24 +76,6 @@ class CommandLine:
         return f"{line} --inference-engine-params " + (
             quoted if quoted.startswith("'") else f"'{quoted}'"
         )
-
-
-def merge_flags(
-    flags: Sequence[str], changes: Sequence[str], release: ReleaseFlags
-) -> tuple[str, ...]:
-    """Return the flags with others set: each takes the place of its older value."""
-    wanted = {_name(use) for use in split(changes, release).uses}
-    kept: list[str] = []
-    vector = split(flags, release)
-    pieces = [(use.index, use.items, _name(use) in wanted) for use in vector.uses]
-    pieces += [(index, 1, False) for index in vector.strays]
-    for index, count, is_replaced in sorted(pieces):
-        kept += [] if is_replaced else flags[index : index + count]
-    return (*kept, *changes)
-
-
-def _name(use: Use) -> str:
-    return use.flag.name if use.flag is not None else use.spelling.removeprefix("--no-").strip("-")
 
 
 def name_for(model: str) -> str:

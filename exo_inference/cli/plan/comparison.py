@@ -25,8 +25,9 @@ _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 _HEADS = (
     "GPUs", "verdict", "longest", "at once", "TTFT", "ITL", "tokens/s", "USD/h", "USD/M", "why",
 )  # fmt: skip
-_OF_SPEED = frozenset({"TTFT", "ITL", "tokens/s", "USD/M"})
-_LENGTHS = "longest: the longest context that fits; at once: requests of full length"
+_OF_STEPS = frozenset({"ITL", "tokens/s", "USD/M"})
+_OF_SPEED = _OF_STEPS | {"TTFT"}
+_LENGTHS = "longest: the longest context that fits for sure; at once: requests of full length"
 _SPEED_NOTES = (
     f"{_LENGTHS}; TTFT of 1,024",
     "tokens; ITL of one request; tokens/s and USD per million tokens under full load",
@@ -102,17 +103,17 @@ def table(plans: Sequence[DeploymentPlan], replicas: int, width: int) -> list[Te
     lines += [row for detail in everywhere for row in wrapped(f"- {detail}", width, 2)]
     rows = [_row(plan) for plan in plans]
     running = [plan for plan in plans if plan.verdict in _RUNS]
-    has_speeds = not running or any(fields.tokens_per_second(plan) for plan in running)
-    kept = [place for place, head in enumerate(_HEADS) if has_speeds or head not in _OF_SPEED]
+    has_steps = not running or any(fields.tokens_per_second(plan) for plan in running)
+    has_speeds = has_steps or any(plan.speed is not None for plan in running)
+    left_out = frozenset() if has_steps else _OF_STEPS if has_speeds else _OF_SPEED
+    kept = [place for place, head in enumerate(_HEADS) if head not in left_out]
     kept = kept if any(row[-1] for row in rows) else kept[:-1]
     heads, *cells = [[row[place] for place in kept] for row in (_HEADS, *rows)]
     lines += align(heads, cells, left=2)
     if others:
         lines += [Text(), Text("  Refused", "bold")]
     lines += [row for text in others for row in wrapped(f"- {text}", width, 2)]
-    notes = list(
-        _SPEED_NOTES if has_speeds else (_LENGTHS, f"speed is not estimated for {engines}")
-    )
+    notes = list(_SPEED_NOTES if has_steps else (_LENGTHS, _note_without_steps(running, engines)))
     if len({plan.max_model_len for plan in running}) > 1:
         notes.append(
             "where longest is less, at once is of that length; longer requests end in an error"
@@ -121,6 +122,15 @@ def table(plans: Sequence[DeploymentPlan], replicas: int, width: int) -> list[Te
     if replicas > 1:
         lines.append(Text(f"  of one replica; {replicas} take {replicas} times as much", "dim"))
     return lines
+
+
+def _note_without_steps(running: Sequence[DeploymentPlan], engines: str) -> str:
+    """Say what TTFT is of a model that embeds or scores, or that nothing is estimated."""
+    lengths = [fields.first_prompt(plan) for plan in running]
+    known = [each.num_tokens for each in lengths if each is not None]
+    if not known:
+        return f"speed is not estimated for {engines}"
+    return f"TTFT: the vector or score of a text of {max(known):,} tokens; the model writes nothing"
 
 
 def _problems(plans: Sequence[DeploymentPlan]) -> tuple[list[str], list[str]]:
@@ -143,21 +153,29 @@ def _problems(plans: Sequence[DeploymentPlan]) -> tuple[list[str], list[str]]:
     return everywhere, others
 
 
+_OF_GPU = "gpu-type"
+
+
 def _row(plan: DeploymentPlan) -> tuple[str, ...]:
-    writes = not words.has_no_cache(plan)  # a text that is computed whole has no next token
-    most = fields.tokens_per_second(plan) if writes else None
+    most = fields.tokens_per_second(plan)
     return (
         f"{plan.gpu_count} × {plan.gpu_type}",
         str(plan.verdict),
-        f"{plan.largest_max_model_len:,}" if plan.largest_max_model_len else "-",
+        f"{plan.safe_max_model_len:,}" if plan.safe_max_model_len else "-",
         words.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
         _or_dash(fields.first_token_seconds(plan)),
-        _or_dash(fields.inter_token_seconds(plan) if writes else None),
+        _or_dash(fields.inter_token_seconds(plan)),
         f"{most:,.0f}" if most else "-",
         words.usd(plan.usd_per_hour),
-        words.usd(fields.usd_per_million_tokens(plan) if writes else None),
-        " ".join(dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))),
+        words.usd(fields.usd_per_million_tokens(plan)),
+        " ".join(_reasons(plan)),
     )
+
+
+def _reasons(plan: DeploymentPlan) -> list[str]:
+    """Return what refuses it in a word each; on a GPU that the engine does not run on at all, that alone."""
+    found = dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))
+    return [_OF_GPU] if _OF_GPU in found else list(found)
 
 
 def _reason(problem: PlanProblem) -> str:

@@ -1,27 +1,34 @@
 """`deployment plan --for`: the cheapest GPUs and replicas that hold a demand.
 
-Reckoned from each plan's speeds at their pessimistic end. A replica that decodes `b` requests at once spends
-`ttft` on each prompt meanwhile, so of `r` requests a second the share `r * ttft` of its time goes to prompts:
-`r = b / (output * itl + b * ttft)`, and the time between tokens grows to `itl / (1 - r * ttft)`. Each data rank does
-that for itself. Arrivals that come in bursts wait; that is not in it.
+Reckoned from each plan's speeds at their pessimistic end; each data rank has its share of the requests. A prompt takes
+`ttft` and writes the first token; `steps = output - 1` steps of `itl` write the others, for `b` requests at once. A
+rank with `r` requests a second spends the share `r * ttft` of its time on prompts: it holds no more than
+`r = b / (steps * itl + b * ttft)`, and tokens come `itl / (1 - r * ttft)` apart. That is the load that there is, not
+the most that a rank holds: fewer requests, or more replicas, bring it down to `itl`. Arrivals that come in bursts wait;
+that is not in it.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from exo_inference.cli.plan import words
-from exo_inference.cli.plan.report import align
+from exo_inference.cli.plan.report import align, wrapped
 from exo_inference.cli.plan.times import Times
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+if TYPE_CHECKING:
+    from exo_inference.cli.plan.command_line import CommandLine
 
 _HINT = "For example --for 'requests=20/s input=1000 output=300 ttft<=500ms itl<=40ms'."
 _MOST = 10**7
@@ -122,18 +129,32 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Load:
-    """What a data rank does that decodes so many requests at once all the time.
+class _Batch:
+    """What a data rank does that decodes at most so many requests at once.
 
     Attributes:
-        rate: requests per second.
-        plain, slowed: seconds between tokens without prompts, and with those of that rate.
+        plain: seconds between tokens where no prompt comes between.
+        ttft: seconds of a prompt.
+        steps: of an answer, after the token that its prompt writes.
     """
 
-    batch: int
-    rate: float
+    size: int
     plain: float
-    slowed: float
+    ttft: float
+    steps: int
+
+    @property
+    def rate(self) -> float:
+        """The most requests per second."""
+        return self.size / (self.steps * self.plain + self.size * self.ttft)
+
+    def between_tokens(self, rate: float) -> float:
+        """Return the seconds between tokens with so many requests per second."""
+        return self.plain / (1 - rate * self.ttft)
+
+    def rate_within(self, itl: float) -> float:
+        """Return the most requests per second with no more than `itl` seconds between tokens."""
+        return min(self.rate, (1 - self.plain / itl) / self.ttft)
 
 
 _EACH = 64
@@ -153,28 +174,34 @@ def answer(plan: DeploymentPlan, demand: Demand, times: Times) -> Answer | None:
     if demand.output_tokens == 1:  # it ends with its prompt, one after the other
         return _answer(plan, demand, ranks / ttft, 1, ttft, None)
 
-    def load(batch: int) -> _Load:
-        plain = times.between_tokens(batch, demand.context)
-        rate = batch / (demand.output_tokens * plain + batch * ttft)
-        return _Load(batch, rate, plain, plain / (1 - rate * ttft))
+    def batch(size: int) -> _Batch:
+        plain = times.between_tokens(size, demand.context)
+        return _Batch(size, plain, ttft, demand.output_tokens - 1)
 
-    if load(1).slowed > demand.itl:
+    def is_full(size: int) -> bool:
+        each = batch(size)
+        return each.rate_within(demand.itl) >= each.rate
+
+    # A larger batch holds more and is slower, so that one size divides those that the limit leaves full from the others;
+    # the next one holds the more, or the less, of what the limit leaves.
+    largest = _last(0, most, is_full)
+    ends = {size for size in (largest, largest + 1) if _EACH < size <= most}
+    tried = [batch(size) for size in (*range(1, min(most, _EACH) + 1), *sorted(ends))]
+    rate = max(each.rate_within(demand.itl) for each in tried)
+    if rate <= 0:
         return None
-    # The time between tokens grows with the batch, so that one size divides what holds from what does not.
-    largest = _last(1, most, lambda batch: load(batch).slowed <= demand.itl)
-    tried = [load(batch) for batch in range(1, min(largest, _EACH) + 1)]
-    best = max([*tried, load(largest)], key=lambda each: each.rate)
-    replicas = math.ceil(demand.requests / (best.rate * ranks))
-    share = min(best.rate, demand.requests / replicas / ranks)
-    usual = next((each for each in tried if each.rate >= share), None)
-    if usual is None:
-        usual = load(1 + _last(len(tried), largest - 1, lambda batch: load(batch).rate < share))
-    slowed = usual.plain / (1 - share * ttft)
-    return _answer(plan, demand, best.rate * ranks, usual.batch * ranks, ttft, slowed)
+    replicas = math.ceil(demand.requests / (rate * ranks))
+    share = min(rate, demand.requests / replicas / ranks)
+    usual = next(each for each in tried if each.rate_within(demand.itl) >= share)
+    if usual.size > _EACH:
+        size = 1 + _last(_EACH, usual.size - 1, lambda size: batch(size).rate < share)
+        usual = batch(size)
+    slowed = usual.between_tokens(share)
+    return _answer(plan, demand, rate * ranks, usual.size * ranks, ttft, slowed)
 
 
 def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number that holds, of which `low` does."""
+    """Return the largest number that holds, or `low`."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)
@@ -300,3 +327,11 @@ def table(found: Sequence[Answer], plans: Sequence[DeploymentPlan], demand: Dema
         Text(harmless(title), "bold"), *align(_HEADS, rows, left=1), Text(),
         *(Text(f"  {note}", "dim") for note in notes),
     ]  # fmt: skip
+
+
+def line(cheapest: CommandLine, width: int) -> list[Text]:
+    """Return the flags with which all rows hold, and the command that asks for the first of them."""
+    told = f"Each row is planned with {shlex.join(cheapest.flags)}. To ask for the first row:"
+    pasted = cheapest.with_changes((), ())
+    assert pasted is not None, "nothing changes"
+    return [*wrapped(told, width, 0), Text(f"     {harmless(pasted)}", "cyan")]

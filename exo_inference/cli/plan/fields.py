@@ -10,18 +10,24 @@ from typing import Any
 
 from exo_inference.cli.rendering.views import Column, View
 from exo_inference.planner import Step
-from exo_inference.wire import DeploymentPlan
+from exo_inference.wire import DeploymentPlan, PromptSpeed
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
+def first_prompt(plan: DeploymentPlan) -> PromptSpeed | None:
+    """Return the longest prompt of the plan's table of up to 1,024 tokens."""
+    prompts = plan.speed.prompts if plan.speed is not None else []
+    near = [each for each in prompts if each.num_tokens <= 1024]
+    return near[-1] if near else None
+
+
 def first_token_seconds(plan: DeploymentPlan) -> float | None:
     """Return how long a prompt of about 1,000 tokens waits for its first token."""
-    prompts = plan.speed.prompts if plan.speed is not None else []
-    near = [each.ttft_seconds for each in prompts if each.num_tokens <= 1024]
-    return near[-1] if near else None
+    prompt = first_prompt(plan)
+    return None if prompt is None else prompt.ttft_seconds
 
 
 def inter_token_seconds(plan: DeploymentPlan) -> float | None:
@@ -62,9 +68,10 @@ PLAN: View[DeploymentPlan] = View(
         Column(
             "largest_max_model_len",
             "LargestMaxModelLen",
-            "Longest",
+            "Longest (middle)",
             lambda p: p.largest_max_model_len,
         ),
+        Column("safe_max_model_len", "SafeMaxModelLen", "Longest", lambda p: p.safe_max_model_len),
         Column("ttft", "TTFT", "TTFT", lambda p: _number(first_token_seconds(p))),
         Column("itl", "ITL", "ITL", lambda p: _number(inter_token_seconds(p))),
         Column("throughput", "Throughput", "Tokens/s", lambda p: _number(tokens_per_second(p))),

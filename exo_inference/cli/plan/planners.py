@@ -57,6 +57,10 @@ CPU = "cpu"
 class Planner(Protocol):
     """Makes plans of one model with one set of flags."""
 
+    @property
+    def wanted(self) -> WantedDeployment:
+        """What was asked of it, with the flags."""
+
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
         """Plan one replica on these GPUs."""
 
@@ -79,6 +83,7 @@ class LocalPlanner:
         extra: the user's own GPUs.
         state: may have a measurement of this machine.
         plans_unlisted: a release whose flags are not known is planned all the same; refused otherwise.
+        judged: what was planned, by GPU and count, so that its arithmetic and times need no second plan.
     """
 
     model: Architecture
@@ -86,20 +91,30 @@ class LocalPlanner:
     extra: Mapping[str, Gpu] = field(default_factory=dict)
     state: StateDir = field(default_factory=lambda: StateDir(resolve_state_dir()))
     plans_unlisted: bool = True
+    judged: dict[tuple[str, int], Judgement] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
         """Plan one replica on these GPUs."""
-        return to_wire(self._judge(gpu_type, gpu_count, with_advice=with_advice))
+        judged = self._judge(gpu_type, gpu_count, with_advice=with_advice)
+        self.judged[gpu_type, gpu_count] = judged
+        return to_wire(judged)
 
     def steps(self, gpu_type: str, gpu_count: int) -> tuple[Step, ...]:
         """Return the arithmetic of that plan; nothing where the flags were refused."""
-        judged = self._judge(gpu_type, gpu_count, with_advice=False)
+        judged = self._known(gpu_type, gpu_count)
         return explain(judged.plan) if judged.plan is not None else ()
 
     def times(self, plan: DeploymentPlan) -> Times:
         """Return how long prompts and steps of any size take."""
-        judged = self._judge(plan.gpu_type, plan.gpu_count, with_advice=False)
+        judged = self._known(plan.gpu_type, plan.gpu_count)
         return clock_of(judged.plan) or TableTimes(plan)
+
+    def _known(self, gpu_type: str, gpu_count: int) -> Judgement:
+        """Return what was planned on these GPUs; of others, plan it."""
+        found = self.judged.get((gpu_type, gpu_count))
+        return found or self._judge(gpu_type, gpu_count, with_advice=False)
 
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         wanted, engine = self.wanted, engine_for(self.wanted, gpu_type)

@@ -101,13 +101,13 @@ def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
 
 
 def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> Iterator[Text]:
-    total = words.gib(memory.total_bytes)
+    total, device = words.gib(memory.total_bytes), "CPU" if is_cpu else "GPU"
     if memory.is_fullest:
-        title = f"Memory of the fullest GPU, {total}"
+        title = f"Memory of the fullest {device}, {total}"
     elif num_kinds > 1:
-        title = f"Memory of {memory.num_gpus} of the GPUs, {total} each"
+        title = f"Memory of {memory.num_gpus} of the {device}s, {total} each"
     elif memory.num_gpus > 1:
-        title = f"Memory of each GPU, {total}, × {memory.num_gpus}"
+        title = f"Memory of each {device}, {total}, × {memory.num_gpus}"
     else:
         title = f"Memory of the {'machine' if is_cpu else 'GPU'}, {total}"
     excess = memory.used_bytes - memory.total_bytes
@@ -138,7 +138,7 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         rows += [
             ("holds", f"{plan.kv_capacity_tokens:,} tokens"),
             ("requests at once", f"{at_once} of {length} tokens, {most} at most"),
-            ("longest context", f"{plan.largest_max_model_len:,} tokens"),
+            ("longest context", words.longest_context(plan)),
         ]
     yield Text("KV cache", "bold")
     for label, value in rows:
@@ -147,7 +147,7 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
 
 def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     speed = plan.speed
-    if speed is None or not speed.batches:
+    if speed is None or not speed.prompts:
         return
     yield Text("Speed of one replica, estimated", "bold")
     yield from wrapped(speed.source, width, 0)
@@ -160,8 +160,8 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
         )
         for each in speed.prompts
     ]
-    if words.has_no_cache(plan):
-        yield from align(("tokens of a text", "its vector", "likely", "bound by"), prompts)
+    if not speed.batches:
+        yield from align(("tokens of a text", "its vector or score", "likely", "bound by"), prompts)
         return
     yield from align(("prompt tokens", "first token", "likely", "bound by"), prompts)
     yield Text()

@@ -146,6 +146,15 @@ def concurrency(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:,.1f}"
 
 
+def longest_context(plan: DeploymentPlan) -> str:
+    """Say which context fits for sure, and which one at the middle of the estimate where that is another."""
+    sure, likely = plan.safe_max_model_len, plan.largest_max_model_len
+    if sure >= likely:
+        return f"{sure:,} tokens"
+    middle = f"{likely:,} tokens at the middle of the estimate"
+    return f"{sure:,} tokens for sure, {middle}" if sure else middle
+
+
 def seconds(number: float) -> str:
     """Format a latency with two or three digits."""
     if number < 0.01:
@@ -160,3 +169,13 @@ def usd(number: float | None) -> str:
     if number is None:
         return "-"
     return f"{number:.3f}" if 0 < number < 0.1 else f"{number:,.2f}"
+
+
+def gguf_note(plan: DeploymentPlan) -> str:
+    """Return what has to be named for a deployment, where a model's name does not say which GGUF file is meant."""
+    name = plan.model or ""
+    repository = name if name.lower().endswith("gguf") else "ORG/NAME-GGUF"
+    return (
+        f"{engine(plan)} loads one GGUF file, which `exo ai model create` fetches by its type: {repository}:TYPE, with a TYPE "
+        "such as Q4_K_M; plan such a name to have lines that create a deployment"
+    )

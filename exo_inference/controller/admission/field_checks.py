@@ -18,7 +18,8 @@ from exo_inference.controller.admission.world import World, find_family, find_mo
 from exo_inference.engine_names import facts_of
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
 from exo_inference.foreign_files.errors import shown
-from exo_inference.hub.base import BUILTIN_PREFIX
+from exo_inference.hub import is_in_place
+from exo_inference.hub.gguf_files import split_tag
 from exo_inference.model_description import TOKENIZER_NAME
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
@@ -178,17 +179,27 @@ def check_has_weights(
         issues.append(Issue(text, "$['model']", text, 412))
 
 
-def check_has_gguf(
+def check_form(
     source: str, engine: str | None, family: InstanceTypeInfo | None, issues: list[Issue]
-) -> None:
-    """Refuse an engine that loads GGUF files for a model that comes with this program, which has none."""
-    if facts_of(engine).loads_gguf and source.startswith(BUILTIN_PREFIX):
-        possible = () if family is None else family.possible_engines
-        others = ", ".join(name for name in possible if not facts_of(name).loads_gguf)
-        text = (
-            f"{engine} loads *.gguf files, and {source} has none; choose another engine: {others}"
-        )
-        issues.append(Issue(text, "$['inference-engine']", text, 412))
+) -> bool:
+    """Refuse an engine for a model whose files it does not load: GGUF, which a type behind a colon names, or safetensors.
+
+    Returns:
+        Whether it may load them, so that more can be said of its start.
+    """
+    is_gguf = not is_in_place(source) and bool(split_tag(source)[1])
+    if engine is None or facts_of(engine).loads_gguf == is_gguf:
+        return True
+    possible = () if family is None else family.possible_engines
+    others = [name for name in possible if facts_of(name).loads_gguf == is_gguf]
+    found = f"loads no *.gguf files, and {source} is one"
+    steps = [f"choose another engine: {', '.join(others)}"] if others else []
+    if not is_gguf:
+        found = f"loads *.gguf files, and {source} has none"
+        steps += ["create a model by the type of a GGUF file, such as ORG/NAME-GGUF:Q4_K_M"]
+    text = f"{engine} {found}; {', or '.join(steps) or 'choose another model'}"
+    issues.append(Issue(text, "$['inference-engine']", text, 412))
+    return False
 
 
 def check_has_tokenizer(

@@ -142,9 +142,19 @@ def dry_run(
     uid: str | None,
     plan: DeploymentPlan | None = None,
     warnings: Sequence[PlanProblem] = (),
+    more: str = "",
 ) -> Operation:
-    """Return the answer of an admitted dry run; it is recorded nowhere."""
-    return succeeded(noun, uid, "dry run: admitted, nothing was recorded", plan, warnings)
+    """Return the answer of an admitted dry run; it is recorded nowhere.
+
+    Args:
+        noun: what was to be written.
+        uid: of it, where it is there.
+        plan: of a deployment.
+        warnings: beside the plan.
+        more: what else is said.
+    """
+    text = "dry run: admitted, nothing was recorded" + (more and f"; {more}")
+    return succeeded(noun, uid, text, plan, warnings)
 
 
 async def identify_request(request: Request) -> RecordedRequest:

@@ -78,6 +78,22 @@ def split(items: Sequence[str], release: ReleaseFlags) -> Vector:
     return Vector(tuple(uses), tuple(strays))
 
 
+def merge(flags: Sequence[str], changes: Sequence[str], release: ReleaseFlags) -> tuple[str, ...]:
+    """Return the flags with others set: each takes the place of its older value."""
+    wanted = {_name(use) for use in split(changes, release).uses}
+    kept: list[str] = []
+    vector = split(flags, release)
+    pieces = [(use.index, use.items, _name(use) in wanted) for use in vector.uses]
+    pieces += [(index, 1, False) for index in vector.strays]
+    for index, count, is_replaced in sorted(pieces):
+        kept += [] if is_replaced else flags[index : index + count]
+    return (*kept, *changes)
+
+
+def _name(use: Use) -> str:
+    return use.flag.name if use.flag is not None else use.spelling.removeprefix("--no-").strip("-")
+
+
 def is_flag(item: str, release: ReleaseFlags) -> bool:
     """Say whether an item is read as a flag and not as a value; negative numbers are values."""
     if release.dialect.dashes:

@@ -80,6 +80,10 @@ class Graded:
     """The band that the plan states; None where it states none."""
     is_small: bool = False
     """The log prints a cache of less than `SMALL_CACHE`, of which a share of an error says little."""
+    gib: float = 1.0
+    """What one of what is counted takes, where `is_small`."""
+    gpu_gib: float = 1.0
+    """Memory of the GPU, where `is_small`."""
 
     @property
     def is_in_band(self) -> bool | None:
@@ -377,7 +381,14 @@ def _grade_start(
         low, high = _band(result, predicted, size / GIB)
         grades.graded.append(
             Graded(
-                name, f"available KV memory{apart}", predicted, float(memory), low, high, is_small
+                name,
+                f"available KV memory{apart}",
+                predicted,
+                float(memory),
+                low,
+                high,
+                is_small,
+                gpu_gib=result.total_bytes_per_gpu / GIB,
             )
         )
     # Blocks are the same for all stages of a run: they are graded where they are decided.
@@ -386,14 +397,8 @@ def _grade_start(
     if tokens is not None and grades_tokens and is_deciding:
         each = _tokens(name, f"KV capacity in tokens{apart}", result, float(tokens))
         grades.graded.append(replace(each, is_small=is_small))
-    states = observed.get("state_blocks")
-    if states is not None:
-        blocks_now = float(result.num_kv_blocks)
-        share = blocks_now / max(1, result.available_kv_bytes_per_gpu)
-        low, high = share * result.available_kv_bytes_low, share * result.available_kv_bytes_high
-        grades.graded.append(
-            Graded(name, "blocks for states", blocks_now, float(states), low, high)
-        )
+    if observed.get("state_blocks") is not None:
+        grades.graded.append(_states(name, result, float(observed["state_blocks"])))
     outcome = str(observed.get("outcome") or "")
     if grades_fit and outcome in ("fits", "refused", "oom", "failed_to_start"):
         verdict = result.verdict
@@ -401,6 +406,18 @@ def _grade_start(
             verdict = Verdict.FITS if result.fits_nominally else Verdict.REFUSED
         note = "tight" if result.verdict is Verdict.TIGHT else ""
         grades.fits.append(FitGraded(name, str(verdict), outcome, note))
+
+
+def _states(name: str, result: Plan, printed: float) -> Graded:
+    """Grade the blocks for states; their band is the memory's."""
+    assert result.basis is not None
+    layout, blocks = result.basis.stage.layout, float(result.num_kv_blocks)
+    each = 0.0 if layout is None else layout.bytes_per_block / GIB
+    share = blocks / max(1, result.available_kv_bytes_per_gpu)
+    low, high = share * result.available_kv_bytes_low, share * result.available_kv_bytes_high
+    is_small = printed * each < SMALL_CACHE
+    total = result.total_bytes_per_gpu / GIB
+    return Graded(name, "blocks for states", blocks, printed, low, high, is_small, each, total)
 
 
 def _band(result: Plan, predicted: float, middle: float) -> tuple[float, float]:

@@ -70,14 +70,26 @@ def layer_kept(
     if is_windowed(spec, model_type):
         cells = window_cells(spec, context, is_full=setting.full_windows)
     cells *= context.streams
-    keys, values = spec.num_heads * spec.key_dim, spec.num_heads * spec.value_dim
-    if spec.kind is KvKind.LATENT:
-        keys, values = spec.key_dim, 0  # values are a part of the keys
-    size = keys * element_bytes(setting.key_type) + values * element_bytes(setting.value_type)
+    keys, values = _elements(spec)
     copied = (
         (keys * (setting.key_type != "f16") + values * (setting.value_type != "f16")) * 2 * cells
     )
-    return Kept(size, cells, 0, copied)
+    return Kept(cell_bytes(spec, setting), cells, 0, copied)
+
+
+def cell_bytes(spec: KvSpec, setting: LlamaSetting) -> float:
+    """Return what a layer keeps of a token."""
+    keys, values = _elements(spec)
+    return keys * element_bytes(setting.key_type) + values * element_bytes(setting.value_type)
+
+
+def _elements(spec: KvSpec) -> tuple[int, int]:
+    """Return the elements of a token's keys and values; those of a latent are a part of its keys, and a state has none."""
+    if spec.kind is KvKind.STATE:
+        return 0, 0
+    if spec.kind is KvKind.LATENT:
+        return spec.key_dim, 0
+    return spec.num_heads * spec.key_dim, spec.num_heads * spec.value_dim
 
 
 def mask_cells(model: Architecture, setting: LlamaSetting, context: Context) -> int:
@@ -95,11 +107,8 @@ def mask_cells(model: Architecture, setting: LlamaSetting, context: Context) -> 
     return sum(sizes.values())
 
 
-def growth_per_token(model: Architecture, setting: LlamaSetting, context: Context) -> float:
-    """Return the bytes that a further token of the context adds to the whole cache."""
-    total = 0.0
-    for layer, count in model.layer_counts:
-        if layer.kv is None or is_windowed(layer.kv, model.model_type):
-            continue
-        total += count * layer_kept(layer.kv, model.model_type, setting, context).cell_bytes
-    return total
+def growth_per_token(spec: KvSpec | None, model_type: str, setting: LlamaSetting) -> float:
+    """Return the bytes that a further token of the context adds to a layer."""
+    if spec is None or is_windowed(spec, model_type):
+        return 0.0
+    return cell_bytes(spec, setting)

@@ -8,6 +8,7 @@ the widest moment: attention, feed-forward or logits. Which tensors live then wa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exo_inference.planner.llama_cpp.cache import layer_kept, mask_cells
@@ -49,30 +50,81 @@ class Role:
     fetched_cache: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What lives at once in a graph, in bytes, by the kind of tensor.
+
+    Attributes:
+        name: what is computed.
+        terms: sizes by what they are, as `Term` names them.
+    """
+
+    name: str
+    terms: Mapping[str, float]
+
+    @property
+    def num_bytes(self) -> float:
+        """All of it."""
+        return sum(self.terms.values())
+
+
+class Term:
+    """Kinds of tensors that live in a graph."""
+
+    MASKS = "masks"
+    ACTIVATIONS = "activations"
+    SCORES = "scores of all heads"
+    COPIES = "the cache in two bytes for each element"
+    WEIGHTS = "weights fetched from main memory"
+    CACHE = "cache fetched from main memory"
+    PIPELINE = "copies of inputs for batches that overlap"
+    LOGITS = "logits"
+    PER_LAYER = "per-layer embeddings"
+
+
 def compute_bytes(model: Architecture, setting: LlamaSetting, context: Context, role: Role) -> int:
     """Return the compute buffer of a GPU."""
+    return int(widest_moment(model, setting, context, role).num_bytes)
+
+
+def widest_moment(
+    model: Architecture, setting: LlamaSetting, context: Context, role: Role
+) -> Moment:
+    """Return the moment for which a GPU's compute buffer is reserved."""
     tokens = context.batch
     masks = mask_cells(model, setting, context) * tokens
     inputs = 2 * masks if setting.flash_attention else 4 * masks
-    peak = 0.0
-    for layer in role.layers:
-        attention, forward = _layer_moments(model, layer, setting, context, masks)
-        peak = max(peak, attention + role.fetched_cache, forward + role.fetched)
+    found = [
+        moment
+        for layer in role.layers
+        for moment in _layer_moments(model, layer, setting, context, role, masks)
+    ]
+    widest = max(found, key=lambda each: each.num_bytes, default=Moment("nothing", {}))
     if role.is_pipelined and role.layers:
-        peak += (_COPIES - 1) * inputs + _COPIES * _VALUE * tokens * model.hidden_size
+        copies = (_COPIES - 1) * inputs + _COPIES * _VALUE * tokens * model.hidden_size
+        widest = _with(widest, Term.PIPELINE, copies)
     if role.has_output:
-        logits = _logits_bytes(model, setting, context)
-        peak = max(peak, logits + (_COPIES * inputs if role.is_pipelined else 0))
-    return int(peak) + 2 * _VALUE * tokens * _per_layer_inputs(model)
+        logits = _logits(model, setting, context)
+        logits = _with(logits, Term.PIPELINE, _COPIES * inputs if role.is_pipelined else 0)
+        widest = max(widest, logits, key=lambda each: each.num_bytes)
+    return _with(widest, Term.PER_LAYER, 2 * _VALUE * tokens * _per_layer_inputs(model))
 
 
-def _logits_bytes(model: Architecture, setting: LlamaSetting, context: Context) -> int:
+def _with(moment: Moment, term: str, num_bytes: float) -> Moment:
+    return Moment(moment.name, {**moment.terms, term: num_bytes}) if num_bytes else moment
+
+
+def _logits(model: Architecture, setting: LlamaSetting, context: Context) -> Moment:
     """Return the logits, and what lives beside them."""
     tokens = context.batch
     rows = tokens if setting.all_outputs else min(tokens, context.sequences)
     # Builds of before June 2026 kept one in models of all kinds.
     beside = model.hidden_size * (2 if _keeps_two(model) and not setting.wide_masks else 1)
-    return _VALUE * (rows * model.vocab_size + tokens * beside)
+    sizes = {
+        Term.LOGITS: _VALUE * rows * model.vocab_size,
+        Term.ACTIVATIONS: _VALUE * tokens * beside,
+    }
+    return Moment("the output", sizes)
 
 
 def _per_layer_inputs(model: Architecture) -> int:
@@ -81,24 +133,46 @@ def _per_layer_inputs(model: Architecture) -> int:
 
 
 def _layer_moments(
-    model: Architecture, layer: Layer, setting: LlamaSetting, context: Context, masks: int
-) -> tuple[float, float]:
-    """Return the bytes of a layer's attention and of its feed-forward part, beside masks of so many elements."""
-    tokens, unit = context.batch, _VALUE * context.batch
+    model: Architecture,
+    layer: Layer,
+    setting: LlamaSetting,
+    context: Context,
+    role: Role,
+    masks: int,
+) -> tuple[Moment, Moment]:
+    """Return a layer's attention and its feed-forward part, beside masks of so many elements."""
+    widths, unit = _widths(model, layer), _VALUE * context.batch
+    attention = _attention_sizes(model, layer, setting, context, masks)
+    if role.fetched_cache:
+        attention[Term.CACHE] = role.fetched_cache
     inputs = 2 * masks if setting.flash_attention else 4 * masks
-    widths = _widths(model, layer)
-    forward = inputs + unit * float(widths.feed_forward)
-    spec = layer.kv
+    forward = {Term.MASKS: inputs, Term.ACTIVATIONS: unit * float(widths.feed_forward)}
+    if role.fetched:
+        forward[Term.WEIGHTS] = role.fetched
+    return Moment("attention", attention), Moment("a feed-forward part", forward)
+
+
+def _attention_sizes(
+    model: Architecture, layer: Layer, setting: LlamaSetting, context: Context, masks: int
+) -> dict[str, float]:
+    """Return what lives in a layer's attention, beside masks of so many elements."""
+    tokens, unit = context.batch, _VALUE * context.batch
+    widths, spec = _widths(model, layer), layer.kv
     if spec is not None and spec.kind is KvKind.STATE:
-        return 0.0, forward
+        return {}
     if not setting.flash_attention:
         scores = _VALUE * _cells(model, layer, setting, context) * tokens * model.num_heads
-        return inputs + scores + unit * float(widths.scores), forward
+        beside = unit * float(widths.scores)
+        return {Term.MASKS: 4 * masks, Term.SCORES: scores, Term.ACTIVATIONS: beside}
     if setting.wide_masks:
         queries = _rows(layer, "q_proj") or _queries(model, layer)
-        return 6.0 * masks + unit * 2 * (model.hidden_size + queries), forward
+        return {
+            Term.MASKS: 6.0 * masks,
+            Term.ACTIVATIONS: unit * 2 * (model.hidden_size + queries),
+        }
     kept = layer_kept(spec, model.model_type, setting, context)
-    return inputs + unit * float(widths.attention) + kept.copied_bytes, forward
+    sizes = {Term.MASKS: 2 * masks, Term.ACTIVATIONS: unit * float(widths.attention)}
+    return {**sizes, Term.COPIES: kept.copied_bytes} if kept.copied_bytes else sizes
 
 
 def _cells(model: Architecture, layer: Layer, setting: LlamaSetting, context: Context) -> int:

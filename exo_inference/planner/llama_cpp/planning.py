@@ -6,10 +6,12 @@ a list: of another one nothing is told, rather than a figure that may be wrong. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
+from exo_inference.planner.llama_cpp.basis import LlamaBasis
 from exo_inference.planner.llama_cpp.cache import element_bytes, growth_per_token
 from exo_inference.planner.llama_cpp.room import (
     Asked,
@@ -28,6 +30,8 @@ from exo_inference.planner.llama_cpp.sizes import Sizes
 from exo_inference.planner.llama_cpp.weights import mix_of
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.checkpoint import is_gguf
+from exo_inference.planner.model.name_words import strip_quantization
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.verdict import Plan, StagePlan, Verdict
@@ -94,43 +98,39 @@ def plan_llama_cpp(asked: Asked, written: EngineParameters) -> Plan:
         available_kv_bytes_low=cache,
         available_kv_bytes_high=cache,
         needed_kv_bytes_per_gpu=cache,
-        kv_bytes_per_token=_growth(started, context, gpu, sizes),
+        kv_bytes_per_token=_growth(started, sizes, gpu),
         kv_block_size=1,
         num_kv_blocks=context.total,
         kv_capacity_tokens=context.total,
         max_concurrency=min(float(context.sequences), context.total / max(1, length)),
         max_model_len=length,
         largest_max_model_len=longest(started, surely=False),
-        safe_max_model_len=longest(started, surely=True),
+        safe_max_model_len=longest(asked, surely=True),
         max_num_seqs=context.sequences,
         max_num_batched_tokens=context.batch,
         fits_nominally=fits(started, sizes, surely=False),
         stages=stages,
         usd_per_hour=asked.gpu.price(asked.gpus),
         notes=tuple(_notes(started, context, sizes, gpu)),
+        fixed_basis=LlamaBasis(started, context, sizes, gpu),
     )
 
 
 def _with_layers_moved(asked: Asked, context: Context) -> tuple[Asked, list[Problem]]:
-    """Return the start as `--fit` makes it where `--gpu-layers` is auto, and what is wrong with it."""
-    setting = asked.setting
-    if setting.gpu_layers is not None or not setting.fits:
-        return asked, []
+    """Return the start as `--fit` makes it where it may move layers, and what is wrong with it."""
     sizes = asked.sizes(context)
-    targets = max(setting.fit_targets)
-    if need(asked, sizes, tightest(asked, sizes)) + targets <= asked.room:
+    if not asked.setting.moves_layers or fits(asked, sizes, surely=False):
         return asked, []
-    found = spilled(asked, context, targets)
+    found = spilled(asked, context)
     if found is None:
         return asked, []
-    layers = len(asked.model.layers)
-    if found.cpu_moe:
-        what = f"the experts of about {found.cpu_moe} of {layers} layers"
-    else:
-        what = f"about {layers + 1 - (found.gpu_layers or 0)} of {layers + 1} layers, the output being one,"
+    layers, units = len(asked.model.layers), asked.units
+    moved = [f"the experts of about {found.cpu_moe} of {layers} layers"] if found.cpu_moe else []
+    if off := units - (found.gpu_layers or 0):
+        moved.append(f"about {off} of {units} layers, the output being one,")
     detail = (
-        f"{_gib(need(asked, sizes, tightest(asked, sizes)))} are needed of each GPU and {targets // MIB:,} MiB are to stay free of "
-        f"{_gib(asked.room)}: --fit keeps {what} in main memory, and the CPU computes them, many times slower"
+        f"{_gib(need(asked, sizes, tightest(asked, sizes)))} are needed of each GPU and {asked.margin // MIB:,} MiB are to stay free of "
+        f"{_gib(asked.room)}: --fit keeps {' and '.join(moved)} in main memory, and the CPU computes them, many times slower"
     )
     return replace(asked, setting=found), [Problem(SPILL, detail, refuses=False)]
 
@@ -157,25 +157,29 @@ def _verdict(problems: list[Problem]) -> Verdict:
     return Verdict.TIGHT if problems else Verdict.FITS
 
 
-def _growth(asked: Asked, context: Context, gpu: int, sizes: Sizes) -> float:
+def _growth(asked: Asked, sizes: Sizes, gpu: int) -> float:
     """Return what a token adds to the cache on a GPU."""
     if not asked.setting.offloads_cache:
         return 0.0
-    whole = growth_per_token(asked.model, asked.setting, context)
-    total = sum(each.cells for each in sizes.gpus) + sizes.host.cells
-    return whole * sizes.gpus[gpu].cells / max(1, total)
+    placed = zip(asked.model.layers, sizes.placement.layers, strict=True)
+    layers = [layer for layer, device in placed if device == gpu]
+    known, counts = {id(layer): layer for layer in layers}, Counter(map(id, layers))
+    kind, setting = asked.model.model_type, asked.setting
+    return sum(
+        counts[key] * growth_per_token(each.kv, kind, setting) for key, each in known.items()
+    )
 
 
 def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[str]:
     model, setting = asked.model, asked.setting
     yield from model.notes
-    if model.quantization is None:
-        yield "weights are counted as in a GGUF file that is not quantized, and llama.cpp loads GGUF files alone: name the model by a repository of its GGUF file, with the type in its name, to have that one counted"
     whole = resolve(setting, asked.trained)
     if context.total < whole.total:
         free = ", ".join(dict.fromkeys(f"{each // MIB:,}" for each in setting.fit_targets))
         missed = "" if _leaves_free(asked, sizes) else ", of which it falls short"
         yield f"--fit shortens the context from {whole.per_sequence:,} to {context.per_sequence:,} tokens, to leave {free} MiB of each GPU free{missed}; --ctx-size sets it"
+    if setting.fits and setting.gpu_layers is None and not setting.moves_layers:
+        yield "--fit moves no layers to main memory where --cpu-moe, --n-cpu-moe or --tensor-split says where some are"
     if context.sequences > 1 and context.streams == 1:
         yield f"{context.sequences} requests share the cache of {context.total:,} tokens; one alone may take all of it"
     if context.per_sequence > asked.trained:
@@ -201,7 +205,7 @@ def _leaves_free(asked: Asked, sizes: Sizes) -> bool:
 
 def _host_note(asked: Asked, sizes: Sizes) -> str:
     placement, kept = sizes.placement, ["the token embedding"]
-    layers = sum(device is None for device in placement.layers)
+    layers = placement.layers.count(None)
     if layers:
         kept.append(f"{layers} layers")
     if placement.experts_off:
@@ -211,6 +215,20 @@ def _host_note(asked: Asked, sizes: Sizes) -> str:
     kept.append("buffers")
     listed = f"{', '.join(kept[:-1])} and {kept[-1]}"
     return f"{_gib(sizes.host.total)} of main memory are needed for {listed}; whether so much is free is not judged"
+
+
+def check_files(model: Architecture) -> Problem | None:
+    """Return why llama.cpp does not start with a model of other files than GGUF."""
+    if is_gguf(model):
+        return None
+    short = model.name.rpartition("/")[2]
+    bare = strip_quantization(short.lower())
+    named = model.name if bare == short.lower() else model.name.removesuffix(short) + bare
+    detail = (
+        f"llama.cpp loads *.gguf files alone, and by its name {model.name} has none: "
+        f"name a repository of GGUF files and the type, such as {named}-GGUF:Q4_K_M"
+    )
+    return Problem("engine", detail, says_step=True)
 
 
 def check_cache_types(setting: LlamaSetting) -> Problem | None:

@@ -1,8 +1,9 @@
 """Whether a start of llama.cpp fits, and what `--fit` makes of one that does not. Pure.
 
 Source: `common_params_fit_impl` (common/fit.cpp, 0c1e5709): where less than `--fit-target` would stay free of a GPU, a
-context that nobody asked for is shortened, down to `--fit-ctx`; then layers go to main memory, unless
-`--gpu-layers` is given, as the platform always does. A start that still has no room ends with CUDA's "out of memory".
+context that nobody asked for is shortened, down to `--fit-ctx`; then layers go to main memory, unless `--gpu-layers` is
+given, as the platform does by default, or another flag that says where they are. A start that still has no room ends
+with CUDA's "out of memory".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from exo_inference.planner.llama_cpp.constants import (
     banded,
     context_component,
 )
-from exo_inference.planner.llama_cpp.setting import ALL, Context, LlamaSetting, resolve
+from exo_inference.planner.llama_cpp.setting import Context, LlamaSetting, resolve
 from exo_inference.planner.llama_cpp.sizes import DeviceSizes, Sizes, measure
 from exo_inference.planner.memory import Component
 from exo_inference.planner.model.architecture import Architecture
@@ -51,6 +52,17 @@ class Asked:
         only = self.setting.only_gpu
         seen = range(self.gpus) if only is None else (only,)
         return tuple(zip(seen, self.setting.fit_targets, strict=False))
+
+    @property
+    def margin(self) -> int:
+        """What stays free of each GPU where `--fit` has to move no layers."""
+        return max(target for _, target in self.spared) if self.setting.moves_layers else 0
+
+    @property
+    def units(self) -> int:
+        """The layers that are asked for on GPUs, the output being one."""
+        units, wanted = len(self.model.layers) + 1, self.setting.gpu_layers
+        return units if wanted is None else min(units, wanted)
 
     @property
     def room(self) -> int:
@@ -114,11 +126,12 @@ def tightest(asked: Asked, sizes: Sizes) -> int:
 
 
 def fits(asked: Asked, sizes: Sizes, *, surely: bool) -> bool:
-    """Whether every GPU has room, at the middle of the estimate or at its worst."""
-    gpu = tightest(asked, sizes)
-    if surely:
-        return need(asked, sizes, gpu, "high") <= asked.least_room
-    return need(asked, sizes, gpu) <= asked.room
+    """Whether every GPU has room with the layers where they are, at the middle of the estimate or at its worst."""
+    gpu, margin = tightest(asked, sizes), asked.margin
+    if surely and need(asked, sizes, gpu, "high") > asked.least_room:
+        return False
+    is_settled = surely and not margin  # the middle is no more than the worst
+    return is_settled or need(asked, sizes, gpu) + margin <= asked.room
 
 
 def has_room(asked: Asked, context: Context) -> bool:
@@ -182,7 +195,7 @@ def fitted_context(asked: Asked) -> Context:
     wanted = at_most.total - lacking
     if len(spare) > 1:  # only whole layers can be moved between GPUs
         weights = sum(each.weights for each in at_most.gpus)
-        layers = max(1, min(len(asked.model.layers), setting.gpu_layers or ALL))
+        layers = max(1, min(len(asked.model.layers), asked.units))
         wanted -= (len(spare) + 1) * (weights // layers) // (2 if asked.model.moe is None else 6)
     gap = max(1, at_most.total - at_least.total)
     share = min(1.0, max(0.0, (wanted - at_least.total) / gap))
@@ -191,29 +204,25 @@ def fitted_context(asked: Asked) -> Context:
     return resolve(setting, asked.trained, max(total, least.total))
 
 
-def spilled(asked: Asked, context: Context, targets: int) -> LlamaSetting | None:
-    """Return the start with as much on GPUs as leaves `targets` bytes free of each; None where nothing has room.
+def spilled(asked: Asked, context: Context) -> LlamaSetting | None:
+    """Return the start with as much on GPUs as has room even at the worst; None where nothing has.
 
-    Of a mixture of experts these go to main memory first, of other models whole layers.
+    Experts go to main memory first, layer by layer, then whole layers. What flags keep there stays there.
     """
-    model, setting = asked.model, asked.setting
-    layers = len(model.layers)
+    setting, layers = asked.setting, len(asked.model.layers)
+    most, room = asked.units, asked.least_room - asked.margin
+    with_experts = 0 if asked.model.moe is None else max(0, layers - setting.cpu_moe)
 
-    def changed(number: int, *, of_experts: bool) -> LlamaSetting:
-        if of_experts:
-            return replace(setting, gpu_layers=ALL, cpu_moe=layers - number)
-        return replace(setting, gpu_layers=number)
+    def changed(kept: int) -> LlamaSetting:
+        """Keep layers on GPUs, and beyond these the experts of so many."""
+        off = layers - max(0, kept - most) if with_experts else setting.cpu_moe
+        return replace(setting, gpu_layers=min(kept, most), cpu_moe=off)
 
-    for of_experts in (True, False) if model.moe is not None and not setting.cpu_moe else (False,):
+    def holds(kept: int) -> bool:
+        sizes = asked.sizes(context, changed(kept))
+        return need(asked, sizes, tightest(asked, sizes), "high") <= room
 
-        def holds(number: int, of_experts: bool = of_experts) -> bool:
-            sizes = asked.sizes(context, changed(number, of_experts=of_experts))
-            return need(asked, sizes, tightest(asked, sizes), "high") + targets <= asked.least_room
-
-        most = layers if of_experts else layers + 1
-        if holds(0):
-            return changed(_largest(holds, most), of_experts=of_experts)
-    return None
+    return changed(_largest(holds, most + with_experts)) if holds(0) else None
 
 
 def layer_counts(sizes: Sizes) -> tuple[int, ...]:

@@ -30,7 +30,15 @@ ALL = _MOST_CELLS
 
 
 class WrongFlag(ValueError):
-    """A value with which llama-server does not start, or that no plan can be made of."""
+    """A value with which llama-server does not start, or that means nothing: such a flag is refused.
+
+    Attributes:
+        name: of the flag.
+    """
+
+    def __init__(self, name: str, finding: str) -> None:
+        super().__init__(f"--{name} {finding}")
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,12 @@ class LlamaSetting:
     fit_context: int = 4096
     all_outputs: bool = False
     wide_masks: bool = False
+
+    @property
+    def moves_layers(self) -> bool:
+        """Whether `--fit` moves layers to main memory: not where a flag says where any of them are."""
+        is_split = len(self.splits) > 1 and self.only_gpu is None
+        return self.fits and self.gpu_layers is None and not self.cpu_moe and not is_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +146,7 @@ def read_setting(values: Mapping[str, Any], gpu_count: int) -> LlamaSetting:
     parallel = _whole(values, "parallel", -1, least=-1, most=MOST_SEQUENCES)
     if parallel == 0:
         raise WrongFlag(
-            "--parallel is 0, expected 1 or more, or -1 for as many as llama-server takes"
+            "parallel", "is 0, expected 1 or more, or -1 for as many as llama-server takes"
         )
     sequences = parallel if parallel > 0 else _AUTO_SEQUENCES
     unified = values.get("kv-unified")
@@ -167,6 +181,19 @@ def read_setting(values: Mapping[str, Any], gpu_count: int) -> LlamaSetting:
 _OFF = frozenset({"off", "0", "false", "disabled", "no"})
 
 
+def check_overrides(values: Mapping[str, Any]) -> None:
+    """Check the form of `--override-tensor`, whose patterns llama-server alone tries on names of tensors.
+
+    Raises:
+        WrongFlag: a part of it has no buffer.
+    """
+    for part in str(values.get("override-tensor", "=")).split(","):
+        if "=" not in part:
+            raise WrongFlag(
+                "override-tensor", f"has {part!r:.40}, expected PATTERN=BUFFER, such as exps=CPU"
+            )
+
+
 def _whole(
     values: Mapping[str, Any], name: str, default: int, *, least: int = 0, most: int = _MOST_CELLS
 ) -> int:
@@ -175,9 +202,7 @@ def _whole(
         return default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value != value or not least <= value <= most or int(value) != value:
-        raise WrongFlag(
-            f"--{name} is {value!r:.40}, expected a whole number from {least} to {most}"
-        )
+        raise WrongFlag(name, f"is {value!r:.40}, expected a whole number from {least} to {most}")
     return int(value)
 
 
@@ -188,7 +213,7 @@ def _word(values: Mapping[str, Any], name: str, default: str) -> str:
 def _cache_type(values: Mapping[str, Any], name: str) -> str:
     kind = _word(values, name, "f16")
     if kind not in BLOCKS:
-        raise WrongFlag(f"--{name} is {kind!r:.40}, expected one of {', '.join(BLOCKS)}")
+        raise WrongFlag(name, f"is {kind!r:.40}, expected one of {', '.join(BLOCKS)}")
     return kind
 
 
@@ -200,7 +225,7 @@ def _gpu_layers(values: Mapping[str, Any]) -> int | None:
     if word == "all":
         return ALL
     if not re.fullmatch(r"-?[0-9]{1,9}", word):
-        raise WrongFlag(f"--gpu-layers is {word!r:.40}, expected a number, auto or all")
+        raise WrongFlag("gpu-layers", f"is {word!r:.40}, expected a number, auto or all")
     number = int(word)
     if number == -1:
         return None
@@ -223,7 +248,9 @@ def _splits(values: Mapping[str, Any], gpu_count: int) -> tuple[float, ...]:
     shares = [float(each) for each in parts] if are_shares else []
     shares = (shares + [0.0] * gpu_count)[:gpu_count]
     if not sum(shares):
-        raise WrongFlag(f"--tensor-split is {text!r:.40}, expected the shares of GPUs, such as 3,1")
+        raise WrongFlag(
+            "tensor-split", f"is {text!r:.40}, expected the shares of GPUs, such as 3,1"
+        )
     return tuple(shares)
 
 
@@ -239,7 +266,7 @@ def _targets(values: Mapping[str, Any], gpu_count: int) -> tuple[int, ...]:
     parts = _parts(text)
     if not parts or not all(re.fullmatch(r"[0-9]{1,9}", each) for each in parts):
         raise WrongFlag(
-            f"--fit-target is {text!r:.40}, expected MiB, or MiB of each GPU such as 1024,512"
+            "fit-target", f"is {text!r:.40}, expected MiB, or MiB of each GPU such as 1024,512"
         )
     sizes = [int(each) * MIB for each in parts]
     return tuple(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.llama_cpp.cache import layer_kept
@@ -92,8 +92,7 @@ def measure(model: Architecture, setting: LlamaSetting, context: Context, gpus: 
         context: its contexts.
         gpus: how many there are.
     """
-    layers = ALL if setting.gpu_layers is None else setting.gpu_layers
-    found = _arrange(model, setting.splits, setting.only_gpu, setting.cpu_moe, layers, gpus)
+    found = _arrangement(model, setting, gpus)
     drafting = file_bytes(model).drafting
     caches = [_cache(model, setting, context, each) for each in found.layers]
     host_cache = sum(_cache(model, setting, context, found.elsewhere))
@@ -113,6 +112,11 @@ def measure(model: Architecture, setting: LlamaSetting, context: Context, gpus: 
     graph = host_compute_bytes(model, setting, context) + output_bytes(model, context)
     host = DeviceSizes(found.host_weights, host_cache, 0, graph)
     return Sizes(devices, host, found.placement)
+
+
+def _arrangement(model: Architecture, setting: LlamaSetting, gpus: int) -> _Arrangement:
+    layers = ALL if setting.gpu_layers is None else setting.gpu_layers
+    return _arrange(model, setting.splits, setting.only_gpu, setting.cpu_moe, layers, gpus)
 
 
 @lru_cache(maxsize=128)  # a plan with its ways out has dozens, and tries many lengths with each
@@ -167,6 +171,30 @@ def _buffers(
     model: Architecture, setting: LlamaSetting, context: Context, found: _Arrangement
 ) -> list[int]:
     """Return the compute buffers of the GPUs; the first one that computes fetches what is in main memory."""
+    known: dict[tuple[object, ...], int] = {}  # GPUs in the middle of a row do the same
+    sizes = []
+    for gpu, layers in enumerate(found.layers):
+        is_first, has_output = gpu == found.first, gpu == found.placement.output
+        key = (frozenset(id(layer) for layer, _ in layers), has_output, is_first)
+        if not layers and not has_output:
+            known[key] = 0
+        elif key not in known:
+            role = _role(model, setting, context, found, gpu)
+            known[key] = compute_bytes(model, setting, context, role)
+        sizes.append(known[key])
+    return sizes
+
+
+def role_of(
+    model: Architecture, setting: LlamaSetting, context: Context, gpus: int, gpu: int
+) -> Role:
+    """Return what a GPU of a start does."""
+    return _role(model, setting, context, _arrangement(model, setting, gpus), gpu)
+
+
+def _role(
+    model: Architecture, setting: LlamaSetting, context: Context, found: _Arrangement, gpu: int
+) -> Role:
     placement = found.placement
     is_pipelined = (
         len(found.layers) > 1
@@ -174,23 +202,12 @@ def _buffers(
         and setting.offloads_cache
         and setting.only_gpu is None
     )
-    known: dict[tuple[object, ...], int] = {}  # GPUs in the middle of a row do the same
-    sizes = []
-    for gpu, layers in enumerate(found.layers):
-        has_output = gpu == placement.output
-        if not layers and not has_output:
-            sizes.append(0)
-            continue
-        fetches = setting.offloads_ops and gpu == found.first
-        key = (frozenset(id(layer) for layer, _ in layers), has_output, fetches)
-        if key not in known:
-            fetched = found.fetched if fetches else 0
-            cache = _fetched_cache(model, setting, context, found) if fetches else 0
-            kinds = tuple(layer for layer, _ in layers)
-            role = Role(kinds, has_output, is_pipelined, fetched, cache)
-            known[key] = compute_bytes(model, setting, context, role)
-        sizes.append(known[key])
-    return sizes
+    kinds = tuple(layer for layer, _ in found.layers[gpu])
+    role = Role(kinds, gpu == placement.output, is_pipelined)
+    if not setting.offloads_ops or gpu != found.first:
+        return role
+    cache = _fetched_cache(model, setting, context, found)
+    return replace(role, fetched=found.fetched, fetched_cache=cache)
 
 
 def _fetched_cache(

@@ -24,7 +24,7 @@ _DEFAULTS: Mapping[str, str] = {
     "Q5_1": "Q5_1", "Q5_0": "Q5_0", "Q4_K_M": "Q4_K", "Q4_K_S": "Q4_K", "Q4_1": "Q4_1", "Q4_0": "Q4_0",
     "Q3_K_L": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_S": "Q3_K", "Q2_K": "Q2_K", "IQ4_NL": "IQ4_NL", "IQ4_XS": "IQ4_XS",
     "IQ3_M": "IQ3_S", "IQ3_XXS": "IQ3_XXS", "IQ2_M": "IQ2_S", "IQ2_XS": "IQ2_XS", "IQ2_XXS": "IQ2_XXS",
-    "IQ1_M": "IQ1_M", "IQ1_S": "IQ1_S", "MXFP4": "MXFP4",
+    "IQ1_M": "IQ1_M", "IQ1_S": "IQ1_S", "MXFP4_MOE": "MXFP4",
 }  # fmt: skip
 _PLAIN = frozenset({"F32", "F16", "BF16"})
 _SMALL = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_M"})
@@ -66,8 +66,8 @@ class Mix:
         eighth, sixteenth = self.num_layers // 8, self.num_layers // 16
         return self._has_more_bits(layer), *(layer < end for end in (2, 4, sixteenth, eighth))
 
-    def bits(self, role: str, layer: int, columns: int) -> float:
-        """Return the bits per weight of a tensor.
+    def kind(self, role: str, layer: int, columns: int) -> str:
+        """Return the type of a tensor.
 
         Args:
             role: what it is: `v`, `k`, `down`, `o`, `output`, `embedding`, `expert-down`, `expert` or `other`.
@@ -75,18 +75,18 @@ class Mix:
             columns: its rows are so long.
         """
         if self.experts and role.startswith("expert"):
-            return BITS[self.experts]
+            return self.experts
         kind = self._type(role, layer)
         if columns % (32 if kind in _OF_32 else 256) and kind not in _PLAIN:
             kind = _FALLBACK.get(kind, "F16")
             kind = kind if columns % 32 == 0 else "F16"
-        return BITS[kind]
+        return kind
 
     def _type(self, role: str, layer: int) -> str:
         default = _DEFAULTS[self.name]
         if default in _PLAIN:
             return default
-        if self.name == "MXFP4":
+        if self.name == "MXFP4_MOE":
             return "MXFP4" if role.startswith("expert") else "Q8_0"
         if role == "output" or (role == "embedding" and self.is_tied):
             return self._output_type(default)

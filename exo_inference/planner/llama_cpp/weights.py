@@ -20,6 +20,7 @@ from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import Layer, Weight
 
 _VECTORS = frozenset({"norm", "expert_bias"})
+_OF_EXPERTS = frozenset({"routed_experts", "expert_bias"})
 _ELSEWHERE = frozenset({"vision", "projector"})
 _ROLES = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "in_proj_qkv": "v", "kv_b_proj": "other",
@@ -57,6 +58,7 @@ class FileBytes:
         output: the last unit, which is computed with.
         is_tied: output and embedding are one tensor of the file.
         drafting: layers for prediction, which some files have and others have not; 0 where the file's size is known.
+        scale: by which all of it is larger than its types make it, where the file's size is known.
     """
 
     layers: tuple[LayerBytes, ...]
@@ -64,6 +66,31 @@ class FileBytes:
     output: int
     is_tied: bool
     drafting: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a file.
+
+    Attributes:
+        role: as `Mix.kind` takes it.
+        kind: its type.
+    """
+
+    weight: Weight
+    role: str
+    kind: str
+
+    @property
+    def num_bytes(self) -> float:
+        """Its size."""
+        return self.weight.num_elements * BITS[self.kind] / 8
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether `--cpu-moe` moves it."""
+        return self.weight.part in _OF_EXPERTS
 
 
 def mix_of(model: Architecture) -> Mix | None:
@@ -89,7 +116,7 @@ def _quantization(model: Architecture) -> str:
         )
     if quantization.method == _GGUF:
         return quantization.default.name.removeprefix(_NAME)
-    return "MXFP4" if quantization.method == _MXFP4 else ""
+    return "MXFP4_MOE" if quantization.method == _MXFP4 else ""
 
 
 def _is_tied(model: Architecture) -> bool:
@@ -107,23 +134,18 @@ def file_bytes(model: Architecture) -> FileBytes:
         if key not in groups:
             groups[key] = _layer_bytes(layer, mix, index)
     sizes = tuple(groups[id(each), *mix.group(index)] for index, each in enumerate(model.layers))
-    outer = {weight.part: weight for weight in model.outer_weights}
-    table, head = outer.get("embedding"), outer.get("lm_head")
-    embedding = _tensor_bytes(table, "embedding", mix, 0) if table is not None else 0.0
-    output = _tensor_bytes(head, "output", mix, 0) if head is not None else embedding
-    extra = outer.get("per_layer_embedding")
-    embedding += _tensor_bytes(extra, "embedding", mix, 0) if extra is not None else 0.0
-    output += sum(_outer_bytes(weight) for weight in model.outer_weights)
-    scale, known = 1.0, model.checkpoint_bytes
+    embedding = sum(each.num_bytes for each in embedding_tensors(model, mix))
+    output = sum(each.num_bytes for each in output_tensors(model, mix))
+    scale, known, is_tied = 1.0, model.checkpoint_bytes, _is_tied(model)
     quantization = model.quantization
     if known is not None and quantization is not None and quantization.method == _GGUF:
         all_bytes = sum(rest + experts for rest, experts, _ in sizes) + embedding
-        all_bytes += 0.0 if head is None else output
+        all_bytes += 0.0 if is_tied else output
         scale = known / max(1.0, all_bytes)
     layers = tuple(LayerBytes(*(int(part * scale) for part in each)) for each in sizes)
     drafting = 0.0 if scale != 1.0 else _drafting_bytes(model, mix)
     return FileBytes(
-        layers, int(embedding * scale), int(output * scale), is_tied=head is None, drafting=int(drafting)
+        layers, int(embedding * scale), int(output * scale), is_tied=is_tied, drafting=int(drafting), scale=scale
     )  # fmt: skip
 
 
@@ -137,40 +159,58 @@ def _drafting_bytes(model: Architecture, mix: Mix) -> float:
     if model.model_type not in _DRAFTING:
         return 0.0
     weights = (weight for weight in model.mtp_weights if weight.part not in _SHARED)
-    return sum(_tensor_bytes(weight, "other", mix, 0) for weight in weights)
+    return sum(_tensor(weight, "other", mix, 0).num_bytes for weight in weights)
 
 
 _TABLES = frozenset({"embedding", "lm_head", "per_layer_embedding", "vision", "projector"})
+_LOOKED_UP = frozenset({"embedding", "per_layer_embedding"})
 
 
-def _outer_bytes(weight: Weight) -> float:
-    """Return what is with the output: its norm, and a projection of Gemma's that stays in 16 bit."""
-    if weight.part in _TABLES:
-        return 0.0
-    return weight.num_elements * (4.0 if weight.in_features == 1 else 2.0)
+def embedding_tensors(model: Architecture, mix: Mix) -> Iterator[Tensor]:
+    """Yield what rows are looked up in, which stays in main memory."""
+    for weight in model.outer_weights:
+        if weight.part in _LOOKED_UP:
+            yield _tensor(weight, "embedding", mix, 0)
+
+
+def output_tensors(model: Architecture, mix: Mix) -> Iterator[Tensor]:
+    """Yield what logits are computed with: the head or a second embedding, its norm, and a projection of Gemma's in 16 bit."""
+    part, role = ("embedding", "embedding") if _is_tied(model) else ("lm_head", "output")
+    for weight in model.outer_weights:
+        if weight.part == part:
+            yield _tensor(weight, role, mix, 0)
+        elif weight.part not in _TABLES:
+            yield Tensor(weight, "other", "F32" if weight.in_features == 1 else "F16")
 
 
 def _layer_bytes(layer: Layer, mix: Mix, index: int) -> tuple[float, float, float]:
     rest = experts = fetched = 0.0
+    for each in layer_tensors(layer, mix, index):
+        size = each.num_bytes
+        if each.is_of_experts:
+            experts += size
+            continue
+        rest += size
+        fetched += size if each.role != "o" and each.weight.in_features > 1 else 0.0
+    return rest, experts, max(fetched, experts * 2 / 3)
+
+
+def layer_tensors(layer: Layer, mix: Mix, index: int) -> Iterator[Tensor]:
+    """Yield the tensors of a layer, of all but an image encoder."""
     for weight in layer.weights:
         if weight.part in _ELSEWHERE:
             continue
         role = _ROLES.get(weight.path.rpartition(".")[2], "other")
-        if weight.part in ("routed_experts", "expert_bias"):  # both are moved by --cpu-moe
-            size = _tensor_bytes(weight, "expert-down" if role == "down" else "expert", mix, index)
-            experts += size
-            continue
-        size = _tensor_bytes(weight, role, mix, index)
-        rest += size
-        fetched += size if role != "o" and weight.in_features > 1 else 0.0
-    return rest, experts, max(fetched, experts * 2 / 3)
+        if weight.part in _OF_EXPERTS:
+            role = "expert-down" if role == "down" else "expert"
+        yield _tensor(weight, role, mix, index)
 
 
-def _tensor_bytes(weight: Weight, role: str, mix: Mix, layer: int) -> float:
+def _tensor(weight: Weight, role: str, mix: Mix, layer: int) -> Tensor:
     is_exact = weight.part in _VECTORS or weight.in_features == 1
     is_router = weight.part == "router" and not weight.path.endswith("in_proj_ba")
-    bits = BITS["F32"] if is_exact or is_router else mix.bits(role, layer, weight.in_features)
-    return weight.num_elements * bits / 8
+    kind = "F32" if is_exact or is_router else mix.kind(role, layer, weight.in_features)
+    return Tensor(weight, role, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,18 @@ or engines. Exact tensor sizes of a checkpoint (`checkpoint.py`) can be laid ove
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from exo_inference.planner.model.assumptions import note_assumptions
+from exo_inference.planner.model.assumptions import (
+    is_embedding,
+    is_told_to_look_ahead,
+    note_assumptions,
+    ranks_by_name,
+)
 from exo_inference.planner.model.config_fields import (
     ConfigFields,
     FieldProblem,
@@ -67,6 +71,8 @@ class Architecture:
     name: str
     model_type: str = ""
     cannot_size: str | None = None
+    text_type: str = ""
+    """Of the model of text inside, which may be younger than what it stands in."""
     hidden_size: int = 0
     vocab_size: int = 0
     num_heads: int = 0
@@ -89,11 +95,18 @@ class Architecture:
     quantization: Quantization | None = None
     min_batched_tokens: int = 0
     is_embedding: bool = False
+    looks_ahead: bool = False
+    """A token attends to those behind it, so that a prompt is computed whole."""
     checkpoint_bytes: int | None = None
     weights_error: float = 0.01
     weights_more: float = 0.0
     notes: tuple[str, ...] = ()
     source: str = "config.json"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is there to write texts, neither to embed nor to score them."""
+        return not (self.is_embedding or ranks_by_name(self.name))
 
     @cached_property
     def num_parameters(self) -> int:
@@ -210,6 +223,7 @@ def _read(
     return Architecture(
         name=name,
         model_type=fields.model_type,
+        text_type=fields.text_type,
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
         num_heads=0 if family.layout == "states" else fields.integer("num_attention_heads"),
@@ -229,7 +243,8 @@ def _read(
         pads_experts=family.pads_experts,
         quantization=quantization,
         min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
-        is_embedding=_is_embedding(fields, family, name),
+        is_embedding=is_embedding(fields, family, name),
+        looks_ahead=family.encodes or is_told_to_look_ahead(fields),
         weights_error=error,
         notes=tuple(notes),
         source=source,
@@ -389,23 +404,6 @@ def _widest(layers: list[Layer]) -> int:
         w.out_features for layer in layers for w in layer.weights if w.path == "mixer.up_proj"
     ]
     return max(sizes, default=0)
-
-
-def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
-    """Whether it embeds or scores texts: an encoder, or a decoder without its head, as engines take it without a flag."""
-    named = next(iter(fields.outer.get("architectures") or ()), "")
-    # A class with more than a text model in it (`Qwen2_5OmniModel`, `InternVLChatModel`) generates all the same.
-    is_text_alone = not any(
-        str(key).endswith("_config") for key in fields.outer if key not in _NO_MODEL
-    )
-    has_no_head = bool(_WITHOUT_HEAD.fullmatch(str(named))) and is_text_alone
-    return family.layout == "encoder" or "embedding" in name.lower() or has_no_head
-
-
-_WITHOUT_HEAD = re.compile(
-    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
-)
-_NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 
 
 def _rope_elements(fields: ConfigFields, family: Family) -> int:

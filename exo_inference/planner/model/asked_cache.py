@@ -23,9 +23,11 @@ ASKED: Mapping[str, tuple[str, str]] = {
         "nvidia/Qwen3-30B-A3B-NVFP4": "vllm-project/vllm#34752 (hf_quant_config.json, line 8)",
         "nvidia/Qwen3-32B-NVFP4": "huggingface.co/gdubicki/Qwen3-32B-NVFP4 (a copy of the same bytes)",
         "Salyut1/GLM-4.7-NVFP4": "eugr/spark-vllm-docker#307 (k_scale and v_scale)",
+        "unsloth/Qwen3.8-27B-NVFP4": "github.com/zji996/vllm-qwen38-27b @4f182d3 (kv_cache_scheme: an fp8_e4m3 cache "
+        "without a flag)",
     }.items()
 }
-"""Types and sources of ModelOpt's files that are planned as another model in the form that the name says."""
+"""Types and sources of files that are planned as another model in the form that the name says."""
 
 
 def asked_cache(model: Architecture, rules: EngineRules) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,11 @@ class Family:
     gates_experts: bool = False
     mlp_divisor: int = 1
     adaptive_norms: int = 0
+
+    @property
+    def encodes(self) -> bool:
+        """Whether a prompt goes through an encoder, which reads it as a whole."""
+        return self.layout in ("encoder", "encoder_decoder", "text_to_text")
 
 
 _LLAMA = Family()
@@ -283,57 +288,6 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True
     ),
 }  # fmt: skip
-
-NO_RELEASE = (1000, 0, 0)
-
-CLASSES: Mapping[str, tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]] = {
-    "t5": (NO_RELEASE, None), "mpnet": (NO_RELEASE, None), "deberta-v2": (NO_RELEASE, None), "bart": (None, (0, 11, 0)), "qwen3": ((0, 8, 4), None), "qwen3_moe": ((0, 8, 4), None),
-    "qwen3_next": ((0, 10, 2), None), "gpt_oss": ((0, 10, 1), None),
-    "whisper": ((0, 7, 0), None), "gemma3": ((0, 8, 0), None), "gemma3_text": ((0, 8, 0), None), "qwen2_5_vl": ((0, 7, 2), None),
-    "llama4": ((0, 8, 3), None), "llama4_text": ((0, 8, 3), None), "modernbert": ((0, 8, 5), None), "qwen2_5_omni": ((0, 8, 5), None),
-    "granitemoehybrid": ((0, 9, 0), None), "glm4_moe": ((0, 10, 0), None), "step3_vl": ((0, 10, 1), None), "step3_text": ((0, 10, 1), None),
-    "qwen3_vl": ((0, 11, 0), None), "qwen3_vl_moe": ((0, 11, 0), None), "deepseek_v32": ((0, 11, 0), None),
-    "nomic_bert": ((0, 8, 5), None), "gte": ((0, 8, 5), None), "xlm-roberta-flash": ((0, 8, 5), None), "new": ((0, 9, 0), None),
-    "falcon_h1": ((0, 9, 0), None), "qwen3_omni_moe": ((0, 11, 1), None),
-    "qwen3_5": ((0, 17, 0), None), "qwen3_5_moe": ((0, 17, 0), None), "gemma4": ((0, 19, 0), None), "gemma4_text": ((0, 19, 0), None),
-    "deepseek_v4": ((0, 20, 0), None), "minimax_m3": ((0, 24, 0), None),
-}  # fmt: skip
-"""The first release of vLLM with a class for a model type and the first one without, as far as they are known.
-
-T5 is not in the registry of 0.32.0 nor among the models that were removed; BART is there, with 0.10.2 as its last
-(model_executor/models/registry.py). MPNet and DeBERTa are not there either, and their classes of transformers have attention of
-their own, which vLLM's Transformers backend does not take (`_try_resolve_transformers`; 0.32.0 was asked). In the registry of 0.8.5, not in that of
-0.8.4: nomic_bert and gte, and rotary positions in roberta.py; of 0.9.0, not of 0.8.5: new and Falcon-H1; of 0.11.1, not of 0.11.0:
-Qwen3-Omni. Qwen3: vllm-project/vllm#17327. Qwen3-Next: #24526, which 0.10.1 lacks, and a start of 0.10.2.
-gpt-oss: release notes of 0.10.1. Further release notes: Qwen2.5-VL (0.7.2, #12604), Gemma 3 (0.8.0, #14660), Llama 4 (0.8.3,
-#16104), ModernBERT and Qwen2.5-Omni (0.8.5, #16648 and #15130), Step-3 (0.10.1, #21998), Qwen3-VL and DeepSeek-V3.2 (0.11.0,
-#24727 and #25896), Gemma 4 (0.19.0, #38826), DeepSeek-V4 (0.20.0, #40860), MiniMax-M3 (0.24.0, #45381, which 0.23.0's say
-that it lacks). Whisper: #11280, after 0.6.6.post1 (#180). Granite 4 hybrids: #17497, opened after 0.8.5. GLM-4.5: 0.10.0 starts it
-(zai-org/GLM-4.5#5), and it is younger than 0.9.2. Qwen3.5: 0.16.0 refuses it, 0.17.0 has it (runpod-workers/worker-vllm#279).
-"""
-
-SERVED_BY: Mapping[str, str] = {
-    "mpnet": "Text Embeddings Inference", "deberta-v2": "Text Embeddings Inference",
-}  # fmt: skip
-"""What serves types that no release of vLLM does, though it is no engine here (huggingface/text-embeddings-inference@0d124dc,
-backends/candle/src/lib.rs)."""
-
-
-class OwnCode(NamedTuple):
-    """What vLLM is told of a type whose code comes with the model: its class for one that embeds, and for one that ranks.
-
-    An empty name: the class that config.json names is the right one.
-    """
-
-    embeds: str = ""
-    ranks: str = ""
-
-
-OWN_CODE: Mapping[str, OwnCode] = {
-    "new": OwnCode("GteNewModel", "GteNewForSequenceClassification"), "xlm-roberta-flash": OwnCode(),
-}  # fmt: skip
-"""vLLM 0.32.0: models/registry.py has no NewModel, which docs/models/supported_models.md tells to override, and
-models/config.py wants the classes of config that come with both."""
 
 UNCHECKED = frozenset(
     {"kimi_audio", "kimi_linear", "kimi_k3", "minicpmo", "minimax_m3", "param2moe", "qwen2_5_omni"}

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from exo_inference.planner.model.quantization import GGUF_BITS
+from exo_inference.planner.model.quantization import GGUF_BITS, gguf_type_of
 
 PLAIN = "16-bit"
 """Of a name that says that nothing is quantized, whatever the model's own files are."""
@@ -24,10 +24,17 @@ _MIXES = {**{mix.lower(): mix for mix in GGUF_BITS}, "fp16": "F16"}
 _WIDE = "|".join(mix for mix in _MIXES if "16" in mix)
 """Types of GGUF that say so only before that word: of other files they say that nothing is quantized."""
 _MIX = "|".join(sorted(_MIXES.keys() - set(_WIDE.split("|")), key=len, reverse=True))
-_4 = r"[-_.]?(int4|4[-_.]?bits?|w4a16)"
+_4 = r"[-_.]?(int4|4[-_.]?bits?|w4a16|4b[-_.]128g)"
 _8 = r"[-_.]?(int8|8[-_.]?bits?|w8a16)"
 
+_OF_GGUF = "gguf alone"
+"""Of a name that says GGUF and no type."""
+_USUAL_TYPES = {r"gpt[-_.]?oss": "MXFP4_MOE"}
+"""The type of a repository of GGUF files whose name says none, by a word of the model; of others it is Q4_K_M.
+Experts of gpt-oss stay in MXFP4 in files of all names (https://github.com/NousResearch/hermes-agent/issues/116681)."""
+
 _METHODS: tuple[tuple[str, str], ...] = (
+    (r"[-_.]mxfp4[-_.](moe([-_.]gguf)?|gguf)", "MXFP4_MOE"),
     (r"[-_.](unquantized|dequantized)", PLAIN), (r"[-_.](nv)?fp4(a16)?", "nvfp4"), (r"[-_.]mxfp4(a16)?", "mxfp4"),
     (r"[-_.]mxfp8", "mxfp8"), (rf"[-_.]({_MIX})([-_.]gguf)?", "gguf"), (rf"[-_.]({_WIDE})[-_.]gguf", "gguf"), (r"[-_.]f(p|loat)?32[-_.]gguf", FULL),
     (r"[-_.]qat", ""),
@@ -35,7 +42,7 @@ _METHODS: tuple[tuple[str, str], ...] = (
     (rf"[-_.]gptq({_4})?|[-_.](int4|4bit)[-_.]gptq", "gptq"), (r"[-_.]autoround", ""), (r"[-_.](int4|w4a16)", "w4a16"),
     (r"[-_.](bnb[-_.](8bit|int8)|8[-_.]?bits?|bnb8)", "bitsandbytes-8bit"), (r"[-_.](w8a8|int8)", "int8"),
     (r"[-_.]w8a16", "int8-weight-only"), (r"[-_.]fp8[-_.]block", "fp8-block"), (r"[-_.]fp8([-_.]dynamic)?", "fp8-channel"),
-    (r"[-_.](bnb[-_.](4bit|nf4)|4[-_.]?bits?|bnb4|nf4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"), (r"[-_.]quantized", ""),
+    (r"[-_.](bnb[-_.](4bit|nf4)|4[-_.]?bits?|bnb4|nf4)", "bitsandbytes"), (r"[-_.]gguf", _OF_GGUF), (r"[-_.]quantized", ""),
 )  # fmt: skip
 """Words and the method that they say, the first that is found; an empty one says none by itself."""
 
@@ -87,10 +94,28 @@ def why_no_name(name: str) -> tuple[str, str] | None:
     repository, colon, mix = name.partition(":")
     if not colon or mix.startswith("//"):
         return None
-    if mix.lower() in _MIXES:
-        bare = re.sub(r"[-_.]gguf$", "", repository, flags=re.IGNORECASE)
-        step = f"Write the type into the name: {bare}-{mix.upper()}-GGUF."
+    if repository and mix:
+        said = f"the model {name!r} is not in the bundled catalogue: {mix!r} is no type of GGUF files whose size is known"
+        return said, f"Types are those of llama.cpp, such as {repository}:Q4_K_M."
     return f"the model {name!r} is not in the bundled catalogue: a name of the Hub has no ':'", step
+
+
+def type_of_tag(tag: str) -> str | None:
+    """Return the type of GGUF files that is meant behind a name's colon; None: none whose size is known."""
+    is_other = "/" in tag or re.search(
+        r"(^|[-_.])ud[-_.]", tag.lower()
+    )  # mixes by rules of their own
+    return None if is_other else gguf_type_of(f"{tag}.gguf")
+
+
+def typed_name(name: str) -> str | None:
+    """Return a name with the type of a GGUF file behind a colon (`ORG/NAME:Q4_K_M`) as one that has it within; None of others."""
+    repository, _, tag = name.partition(":")
+    mix = type_of_tag(tag)
+    if not repository or mix is None:
+        return None
+    bare = re.sub(r"[-_.]gguf$", "", repository, flags=re.IGNORECASE)
+    return f"{bare}-{mix}-GGUF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +141,7 @@ def read_words(short: str) -> NameWords:
     for pattern, said in _METHODS:
         match = re.search(f"(?:{pattern}){_END}", rest)
         if match is not None:
-            method = method or (_MIXES[match[1]] if said == "gguf" else said)
+            method = method or _method_said(said, match, short)
             rest = re.sub(f"(?:{pattern}){_END}", "", rest)
     plain = _TYPE_WORD.search(rest)
     if plain is not None:
@@ -130,6 +155,14 @@ def read_words(short: str) -> NameWords:
             rest, method, f"{word} in another form" if word in _USUALLY_4_BIT else word
         )
     return NameWords(rest, method, alone[1] if alone is not None and not method else "")
+
+
+def _method_said(said: str, match: re.Match[str], short: str) -> str:
+    if said == "gguf":
+        return _MIXES[match[1]]
+    if said != _OF_GGUF:
+        return said
+    return next((mix for word, mix in _USUAL_TYPES.items() if re.search(word, short)), "Q4_K_M")
 
 
 def strip_quantization(short: str) -> str:

@@ -71,22 +71,28 @@ GGUF_BITS: Mapping[str, float] = {
     "IQ3_XXS": 3.2548, "IQ3_M": 3.7628, "IQ4_XS": 4.4597, "IQ4_NL": 4.6818, "Q2_K": 3.1593,
     "Q3_K_S": 3.6429, "Q3_K_M": 3.9960, "Q3_K_L": 4.2979, "Q4_K_S": 4.6672, "Q4_K_M": 4.8944, "Q5_K_S": 5.5704,
     "Q5_K_M": 5.7036, "Q6_K": 6.5633, "Q8_0": 8.5008, "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5,
-    "Q5_1": 6.0, "BF16": 16.0, "F16": 16.0,
+    "Q5_1": 6.0, "BF16": 16.0, "F16": 16.0, "MXFP4_MOE": 4.632,
 }  # fmt: skip
 """Bits per weight over the whole file: llama.cpp tools/quantize/README.md@311c2c9f (Llama-3.1-8B
-mixes; other shapes differ by a few per cent). Q4_0 to Q5_1 are the pure block sizes."""
+mixes; other shapes differ by a few per cent). Q4_0 to Q5_1 are the pure block sizes. MXFP4_MOE is that of
+gpt-oss-20b's file: experts in 4.25 bits, all else in Q8_0 (src/llama-quant.cpp)."""
+
+_SHORT = {"MXFP4": "MXFP4_MOE"}
+"""Types as names of files shorten them (`gpt-oss-20b-MXFP4.gguf`)."""
 
 
 def gguf_type_of(file_name: str) -> str | None:
     """Return the type that a GGUF file's name ends with (`Llama-3.1-8B-Q4_K_M.gguf`), or None."""
     stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file_name, flags=re.IGNORECASE).upper()
-    known = [mix for mix in GGUF_BITS if re.search(rf"(^|[-_.]){mix}$", stem)]
-    return max(known, key=len, default=None)
+    known = [mix for mix in (*GGUF_BITS, *_SHORT) if re.search(rf"(^|[-_.]){mix}$", stem)]
+    found = max(known, key=len, default=None)
+    return found and _SHORT.get(found, found)
 
 
 def gguf_type_of_bits(bits: float) -> str | None:
     """Return the type whose files come nearest to so many bits per weight, or None beyond all of them."""
-    mix = min(GGUF_BITS, key=lambda each: abs(GGUF_BITS[each] - bits))
+    known = GGUF_BITS.keys() - _SHORT.values()  # of a dense model no file is in them
+    mix = min(sorted(known), key=lambda each: abs(GGUF_BITS[each] - bits))
     return mix if abs(GGUF_BITS[mix] / bits - 1) < 0.2 else None
 
 

@@ -39,6 +39,7 @@ def speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         schedules_ahead=_schedules_ahead(setting),
         drafting=setting.drafting,
         why_not_estimated=why_not_estimated(setting),
+        writes=setting.model.writes and setting.parameters.runner != "pooling",
     )
 
 

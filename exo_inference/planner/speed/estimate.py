@@ -8,7 +8,7 @@ the host must keep up with launching. Queueing and the network are not in the ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, Layer
@@ -37,12 +37,18 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
     prompts = tuple(prompt_speed(inputs, n, flops) for n in lengths if n > 0)
     context = max(1, min(inputs.max_model_len, 2048))
-    most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
-    batches = tuple(batch_speed(inputs, size, context, flops) for size in batch_sizes(most))
+    sizes = decoded_at_once(inputs, context)
+    batches = tuple(batch_speed(inputs, size, context, flops) for size in sizes)
     if inputs.drafting is None:
         return Speed(prompts, batches, kind)
     source = f"{SOURCE}; decoding by an assumed acceptance of drafted tokens, see the notes"
     return Speed(prompts, batches, kind, source)
+
+
+def decoded_at_once(inputs: SpeedInputs, context: int) -> list[int]:
+    """Return how many requests of that length are decoded at once, from one to the most; none where none writes."""
+    most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
+    return batch_sizes(most) if inputs.writes else []
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -304,17 +310,16 @@ def communication_seconds(inputs: SpeedInputs, num_tokens: int, steps: int) -> f
 
 
 def inter_token_seconds(inputs: SpeedInputs, context: int) -> float | None:
-    """Return the time between tokens of one request alone, or None for a GPU without figures."""
+    """Return the time between tokens of one request alone, or None for a GPU without figures or where none is written."""
     _, flops = arithmetic(inputs)
-    if flops <= 0 or inputs.gpu.bandwidth <= 0:
+    if flops <= 0 or inputs.gpu.bandwidth <= 0 or not inputs.writes:
         return None
     return token_seconds(inputs, 1, context, flops)
 
 
 def throughput_at_most(speed: Speed | None) -> float:
-    """Return the highest throughput of the estimate, 0 where there is none."""
-    return max((each.tokens_per_second for each in _batches(speed)), default=0.0)
-
-
-def _batches(speed: Speed | None) -> Sequence[BatchSpeed]:
-    return () if speed is None else speed.batches
+    """Return the most tokens per second that are written, or read where none is; 0 without an estimate."""
+    if speed is None:
+        return 0.0
+    read = max((each.num_tokens / each.ttft_seconds for each in speed.prompts), default=0.0)
+    return max((each.tokens_per_second for each in speed.batches), default=read)

@@ -40,6 +40,8 @@ class SpeedInputs:
     """Speculative decoding."""
     why_not_estimated: str = ""
     """Why a processor's speed is not that of the engine's kernels with vectors; empty where it is."""
+    writes: bool = True
+    """The model writes texts; one that embeds or scores them computes prompts alone."""
     through_chat: bool = True
     """Requests come as messages, to /v1/chat/completions."""
     constants: SpeedConstants = field(default_factory=load_speed_constants)

@@ -19,8 +19,8 @@ from exo_inference.planner.model.requantize import has_int8_head
 from exo_inference.planner.speed.constants import SpeedConstants
 from exo_inference.planner.speed.estimate import (
     PROMPT_LENGTHS,
-    batch_sizes,
     batch_times,
+    decoded_at_once,
     estimate_speed,
     prompt_times,
 )
@@ -91,9 +91,9 @@ def estimate_on_processor(
     constants = constants or load_processor_constants()
     lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
     context = max(1, min(inputs.max_model_len, 2048))
-    most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
     prompts = tuple(processor_prompt(inputs, constants, n) for n in lengths if n > 0)
-    batches = tuple(processor_batch(inputs, constants, size, context) for size in batch_sizes(most))
+    sizes = decoded_at_once(inputs, context)
+    batches = tuple(processor_batch(inputs, constants, size, context) for size in sizes)
     kind = products_of(inputs)[0]
     return Speed(prompts, batches, kind, _SOURCE.format(source=inputs.gpu.source))
 

@@ -50,6 +50,9 @@ class StaticShare:
             others keep three (srt/mem_cache/kv_cache_configurator.py `_calculate_mamba_ratio`, srt/arg_groups/overrides.py).
         spare_states: states of the pool that no request has.
         prompt_graphs: pieces of prompts that are captured as graphs, too.
+        misread_lengths: model types whose context length it takes to be another than theirs, so that a flag has to say it: before
+            Transformers 5, which 0.5.10 is the first to want, Gemma 3's is stretched twice, to 8 x 131,072 tokens; since, the factor stands
+            in one of two tables and is not found (srt/hf_transformers_utils.py `get_context_length`).
         text_first: model types that read text alone unless `--enable-multimodal` is there; of `without_encoder` the encoder is
             not loaded then (srt/configs/model_config.py, srt/models/mllama4.py; 0.4.9 to 0.5.17).
     """
@@ -66,11 +69,20 @@ class StaticShare:
     buffered: frozenset[str] = frozenset()
     spare_states: int = 0
     prompt_graphs: PromptGraphs | None = None
+    misread_lengths: frozenset[str] = frozenset()
     text_first: frozenset[str] = frozenset({"gemma3", "llama4", "step3_vl"})
     without_encoder: frozenset[str] = frozenset({"llama4"})
 
-    def find_lack(self, model: Architecture, gpu: Gpu) -> str | None:
-        """Return why a model on a GPU has no rule here; None where it has one."""
+    def find_lack(
+        self, model: Architecture, gpu: Gpu, asked_len: int | str | None = None
+    ) -> str | None:
+        """Return why a model on a GPU has no rule here; None where it has one.
+
+        Args:
+            model: what is served.
+            gpu: the kind of GPU.
+            asked_len: the context that a flag says, in tokens.
+        """
         if model.cannot_size is not None:
             return None  # which is said already
         kinds = _kinds(model)
@@ -78,6 +90,8 @@ class StaticShare:
             return "only NVIDIA's GPUs are planned for this engine"
         if model.is_embedding or not kinds:
             return "models without a cache are not planned for this engine"
+        if model.model_type in self.misread_lengths and asked_len is None:
+            return "this release takes its context to be longer than it is; say --context-length"
         if kinds & {KvKind.COMPRESSED, KvKind.CROSS}:
             return "the cache of its attention is not planned for this engine"
         if KvKind.STATE not in kinds:
@@ -140,10 +154,13 @@ class StaticShare:
 
 def static_share(version: Version) -> StaticShare:
     """Return SGLang's rules in a release."""
+    misread = frozenset({"gemma3"} if version < (0, 5, 10) else ())
     if version < (0, 4, 8):
-        return StaticShare(by_ranks=_BY_RANKS, by_memory=_ABOVE_80_GIB, state_share=None)
+        return StaticShare(
+            by_ranks=_BY_RANKS, by_memory=_ABOVE_80_GIB, state_share=None, misread_lengths=misread
+        )
     if version < (0, 5, 3):
-        return StaticShare(by_memory=_BY_MEMORY, state_share=None)
+        return StaticShare(by_memory=_BY_MEMORY, state_share=None, misread_lengths=misread)
     small = (24, 80) if version >= (0, 5, 5) else (16, 80)
     if version >= (0, 5, 20):
         small = (48, 160)
@@ -165,6 +182,7 @@ def static_share(version: Version) -> StaticShare:
         buffered=_buffered(version),
         spare_states=1 if version >= (0, 5, 17) else 0,
         prompt_graphs=prompt_graphs(version),
+        misread_lengths=misread,
     )
 
 

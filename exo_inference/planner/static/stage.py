@@ -20,11 +20,12 @@ from exo_inference.planner.kv_cache import (
     KvSettings,
     token_bytes,
 )
-from exo_inference.planner.memory import Component, weights_component
+from exo_inference.planner.memory import Component, rotary_bytes, weights_component
 from exo_inference.planner.model.shapes import KvKind, KvSpec
 from exo_inference.planner.overheads import LINKED as NVLINK
 from exo_inference.planner.overheads import Measured, at_ranks, measured
 from exo_inference.planner.resolved_setting import Setting, Stage
+from exo_inference.planner.static.segments import loading_rest
 
 ALONE, LINKED, OTHERS = "one GPU", "per doubling of ranks on an NVLink switch", "several GPUs"
 UNIFIED = "memory shared with the CPU"
@@ -54,12 +55,7 @@ def static_stage(setting: Setting, index: int) -> Stage:
     """Return what one GPU of a stage has for its weights and its cache."""
     model, parameters, gpu = setting.model, setting.parameters, setting.gpu
     ranks = replace(setting.ranks, data=1)  # replicas: nothing is spread over them
-    weights = _with_rests(
-        weights_component(
-            model, ranks, index, setting.dtype_bytes, setting.rules, padding=setting.padding
-        ),
-        gpu,
-    )
+    weights = _with_rests(loaded_weights(setting, index), gpu)
     start, end = _layers_of(len(model.layers), ranks.pipeline, index)
     specs = tuple(layer.kv for layer in model.layers[start:end] if layer.kv is not None)
     share, before = setting.memory_share, _before_weights(setting)
@@ -90,8 +86,28 @@ def _layers_of(num_layers: int, stages: int, index: int) -> tuple[int, int]:
     return start, start + base + (index >= first_larger)
 
 
+def loaded_weights(setting: Setting, index: int) -> Component:
+    """Return the weights of a stage with what the allocator's segments take beside them."""
+    weights = weights_component(
+        setting.model, replace(setting.ranks, data=1), index, setting.dtype_bytes, setting.rules,
+        padding=setting.padding,
+    )  # fmt: skip
+    rest = segment_bytes(setting, index)
+    return replace(
+        weights, num_bytes=weights.num_bytes + rest, low=weights.low + rest, high=weights.high + rest,
+        source=f"{weights.source}; rests of the allocator's segments, {rest / GIB:.2f} GiB",
+    )  # fmt: skip
+
+
+def segment_bytes(setting: Setting, index: int) -> int:
+    """Return what the allocator's segments take beside the weights of a stage."""
+    rotary = rotary_bytes(setting.model, setting.dtype_bytes, setting.rules)
+    ranks = replace(setting.ranks, data=1)  # as for the weights: nothing is spread over replicas
+    return loading_rest(setting.model, ranks, index, setting.dtype_bytes, setting.padding, rotary)
+
+
 def left_by_loading(gpu: Gpu) -> Measured:
-    """Return what loading leaves beside the weights, in GiB."""
+    """Return what loading leaves beside weights and segments, in GiB."""
     return load_constants()[LOADING_UNIFIED if gpu.is_unified else LOADING]
 
 

@@ -164,11 +164,11 @@ def _limits(found: Plan) -> dict[str, int]:
 def _speed(found: Plan, speedup: int) -> dict[str, Any]:
     """Return the seconds of steps and of prompts, by the plan."""
     assert found.speed is not None, "explain_failure refuses plans without a speed"
+    steps = [(each.batch, each.inter_token_seconds) for each in found.speed.batches]
+    # What writes nothing has no steps; the simulation wants one, which nothing takes.
+    steps = steps or [(1, found.speed.prompts[0].ttft_seconds)]
     return {
-        "step_seconds": [
-            {"batch": each.batch, "seconds": each.inter_token_seconds / speedup}
-            for each in found.speed.batches
-        ],
+        "step_seconds": [{"batch": size, "seconds": seconds / speedup} for size, seconds in steps],
         "prompt_seconds": [
             {"tokens": each.num_tokens, "seconds": each.ttft_seconds / speedup}
             for each in found.speed.prompts

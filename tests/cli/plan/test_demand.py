@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from exo_inference.cli.plan import command
+from exo_inference.cli.plan import command, planners
 from exo_inference.cli.plan.demand import Answer, Demand, answer, answers, parse_demand
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import LocalPlanner, RemotePlanner
 from exo_inference.cli.plan.times import LEAST_LENGTH, TableTimes
 from exo_inference.errors import UsageError
 from exo_inference.planner import find_gpu, find_model
+from exo_inference.preflight import Judgement, Subject, judge
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import DeploymentPlan
 from tests.cli.conftest import Exo
@@ -41,6 +42,23 @@ def held(plan: DeploymentPlan, demand: Demand) -> Answer:
     found = answered(plan, demand)
     assert found is not None
     return found
+
+
+def test_each_row_is_planned_once(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def counted(subject: Subject, *, with_advice: bool) -> Judgement:
+        assert subject.gpu is not None
+        asked.append((subject.gpu.key, subject.gpu_count))
+        return judge(subject, with_advice=with_advice)
+
+    monkeypatch.setattr(planners, "judge", counted)
+    base = ("ai", "deployment", "plan", "--offline", "--model-name", "Qwen/Qwen3-8B")
+    assert exo(*base, "--for", WHOLE).code == 0
+    assert len(asked) == len(set(asked)) > 10
+    asked.clear()
+    assert exo(*base, "--gpu-type", "H100", "--explain").code == 0
+    assert len(asked) == 1
 
 
 def test_a_demand_is_read() -> None:
@@ -92,7 +110,7 @@ def test_time_goes_to_prompts_or_to_decoding_and_never_to_both() -> None:
     found = held(planned("H100", 1, "--max-model-len=2048"), demand)
     share = demand.requests / found.replicas
     assert found.itl is not None
-    at_once = share * demand.output_tokens * found.itl
+    at_once = share * (demand.output_tokens - 1) * found.itl
     assert found.batch - 1 < at_once <= found.batch
     assert share * found.ttft < found.requests * found.ttft < 1
 
@@ -258,10 +276,10 @@ def test_no_other_batch_holds_more(gpu: str, itl: float) -> None:
 
     def rate(batch: int) -> float:
         plain = times.between_tokens(batch, 1150)
-        return batch / (300 * plain + batch * ttft) if plain + batch * ttft / 300 <= itl else 0.0
+        return min(batch / (299 * plain + batch * ttft), (1 - plain / itl) / ttft)
 
     most = min(plan.max_num_seqs, plan.kv_capacity_tokens // 1300)
-    best = max(map(rate, range(1, most + 1)))
+    best = max(0.0, *map(rate, range(1, most + 1)))
     found = answered(plan, demand)
     assert (0.0 if found is None else found.requests) == pytest.approx(best)
 

@@ -138,24 +138,27 @@ def test_lines_to_paste_create_what_a_deployment_may_name(
     exo: Exo, engine: str, version: str, verb: str
 ) -> None:
     flags = {"llama-cpp": "--ctx-size 400000", "vllm": "--max-model-len=40960"}[engine]
+    name = {"llama-cpp": "Qwen/Qwen3-14B-GGUF:Q8_0", "vllm": "Qwen/Qwen3-14B"}[engine]
     result = exo(
-        "ai", "deployment", "plan", "--model-name", "Qwen/Qwen3-14B", "--gpu-type", "gpu3080ti", "--offline",
+        "ai", "deployment", "plan", "--model-name", name, "--gpu-type", "gpu3080ti", "--offline",
         "--inference-engine", engine, "--inference-engine-version", version, "--inference-engine-params", flags,
     )  # fmt: skip
     lines = [line.split()[3] for line in result.out.splitlines() if "exo ai deployment" in line]
     assert set(lines) == {verb}
 
 
-def test_the_name_of_a_file_behind_a_colon_is_refused_with_what_to_write(exo: Exo) -> None:
-    result = exo(
-        "ai", "deployment", "plan", "--model-name", "bartowski/Llama-3.3-70B-Instruct-GGUF:q4_k_m",
-        "--gpu-type", "gpua5000", "--inference-engine", "llama-cpp", "--offline",
+def test_without_a_type_of_a_gguf_file_no_line_creates_a_deployment(exo: Exo) -> None:
+    argv = (
+        "ai", "deployment", "plan", "--gpu-type", "gpua5000", "--inference-engine", "llama-cpp", "--offline",
+        "--model-name",
     )  # fmt: skip
-    assert (result.code, result.out) == (2, "")
-    assert "a name of the Hub has no ':'" in result.err
-    assert (
-        "Write the type into the name: bartowski/Llama-3.3-70B-Instruct-Q4_K_M-GGUF." in result.err
-    )
+    bare = exo(*argv, "bartowski/Llama-3.3-70B-Instruct-GGUF").out
+    assert "ai deployment create" not in bare
+    assert "bartowski/Llama-3.3-70B-Instruct-GGUF:TYPE" in " ".join(bare.split())
+    typed = exo(*argv, "bartowski/Llama-3.3-70B-Instruct-GGUF:q4_k_m").out
+    assert "--model-name bartowski/Llama-3.3-70B-Instruct-GGUF:q4_k_m" in typed
+    assert "ai deployment create llama-3-3-70b-instruct-gguf-q4-k-m " in typed
+    assert ":TYPE" not in typed
 
 
 def test_gpus_that_hold_less_are_not_shown_as_the_fullest(exo: Exo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -141,6 +142,16 @@ def test_price_counts_the_replicas(exo: Exo) -> None:
     assert "Price 1.34 USD per hour and replica, 4.02 for 3 replicas" in out
 
 
+@pytest.mark.parametrize(
+    ("count", "title"), [("1", "Memory of the machine, "), ("2", "Memory of each CPU, ")]
+)
+def test_memory_of_a_processor_is_not_called_a_gpus(exo: Exo, count: str, title: str) -> None:
+    asked = ("--gpu-type", "cpu", "--gpu-count", count, "--explain")
+    out = exo(*PLAN, "--model-name", "Qwen/Qwen3-0.6B", *asked).out
+    assert f"\n{title}" in out
+    assert "for one CPU\n" in out
+
+
 def test_cpu_is_planned_for_exo_engine_and_everything_else_for_vllm(exo: Exo) -> None:
     argv = (*PLAN, "--model-name", "Qwen/Qwen3-0.6B", "--output-template", "{{.Engine}}")
     assert exo(*argv, "--gpu-type", "cpu").out == "exo"
@@ -183,7 +194,7 @@ def test_gpus_of_the_users_own_file(exo: Exo, tmp_path: Path) -> None:
 def test_comparison_has_the_cheapest_that_fits_first(exo: Exo) -> None:
     result = exo(*PLAN, "--model-name", "meta-llama/Llama-3.1-70B-Instruct", "--compare")
     assert (result.code, result.err) == (0, "")
-    rows = [line.split() for line in result.out.splitlines() if " × " in line]
+    rows = [line.split() for line in result.out.splitlines() if re.match(r"  \d+ × ", line)]
     families = [row[2] for row in rows]
     assert {"gpu2", "gpu3", "gpu3080ti", "gpua30", "gpua5000", "gpurtx6000pro"} <= set(families)
     verdicts = [row[3] for row in rows]
@@ -233,11 +244,11 @@ def test_comparison_tells_what_is_wrong_everywhere_once_with_a_next_step(exo: Ex
 
 def test_comparison_tells_what_is_wrong_on_some_gpus(exo: Exo) -> None:
     flags = ("--inference-engine-params=--kv-cache-dtype=fp8",)
-    result = exo(*PLAN, *QWEN, "--compare=gpu2,gpua5000", "--gpu-count=1", *flags)
+    result = exo(*PLAN, *QWEN, "--compare=t4,gpua5000", "--gpu-count=1", *flags)
     assert result.code == 0
-    assert "- 1 × gpu2: --kv-cache-dtype: a KV cache in fp8 does not run" in result.out
+    assert "- 1 × t4: --kv-cache-dtype: a KV cache in fp8 does not run" in result.out
     assert result.out.count("compute capability") == 1
-    row = next(line for line in result.out.splitlines() if line.startswith("  1 × gpu2"))
+    row = next(line for line in result.out.splitlines() if line.startswith("  1 × t4"))
     assert "--kv-cache-dtype" in row
 
 

@@ -36,6 +36,7 @@ from exo_inference.resources import (
     find_older_model,
     model_object_name,
 )
+from exo_inference.simulated_gpus import MODEL_REVISION
 from exo_inference.wire import CreateModel, EventList, ModelList
 
 
@@ -59,13 +60,13 @@ async def create_model(request: Request) -> Response:
     if is_dry_run:
         # Last, so that a model that is to take another's place is judged while that is still there.
         await _refuse_taken(context.store, source, found)
-        return answer(operations.dry_run("model", None))
+        return answer(operations.dry_run("model", None, more=_size_text(source, found)))
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
         uid = operations.new_uid(identity)
         model = _new_model(uid, source, revision, found)
-        operation = operations.succeeded("model", uid)
+        operation = operations.succeeded("model", uid, _size_text(source, found) or None)
         sealed = {}
         if token is not None:
             sealed[TOKEN_SECRET] = context.secret_box.encrypt(token, owner=uid, name=TOKEN_SECRET)
@@ -167,6 +168,15 @@ def _first_status(source: str, found: ResolvedModel | str) -> ModelStatus:
         size_bytes=found.size_bytes,
         conditions=tuple(checking_conditions()) if is_checked_next else (resolved,),
     )
+
+
+def _size_text(source: str, found: ResolvedModel | str) -> str:
+    """Return how much is fetched, where that is known and anything is."""
+    if isinstance(found, str) or is_in_place(source) or found.revision == MODEL_REVISION:
+        return ""
+    size, count = found.size_bytes, len(found.files)
+    shown = f"{size / 1e9:.2f} GB" if size >= 10**7 else f"{size / 1e6:.2f} MB"
+    return f"{shown} in {count} {'file' if count == 1 else 'files'} to fetch"
 
 
 def _taken(source: str) -> Refused:

@@ -1,14 +1,14 @@
 """The arithmetic of a plan's speed, step by step, with the functions that estimated it.
 
-`explain.py` appends these steps to those of memory. Pure text.
+`planner/explain.py` appends these steps to those of memory. Pure text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from exo_inference.planner.draft_acceptance import ACCEPTANCE
+from exo_inference.planner.explain_step import Step
 from exo_inference.planner.speed.estimate import (
     batch_times,
     prompt_times,
@@ -21,23 +21,6 @@ from exo_inference.planner.speed.processor import (
     prompt_parts,
     step_parts,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the arithmetic.
-
-    Attributes:
-        title: what is worked out.
-        formula: how, with the numbers put in.
-        result: the figure with its unit.
-        source: where the formula or the numbers come from.
-    """
-
-    title: str
-    formula: str
-    result: str
-    source: str
 
 
 def speed_steps(speed: Speed | None, inputs: SpeedInputs) -> Iterator[Step]:
