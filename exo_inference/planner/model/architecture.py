@@ -417,7 +417,7 @@ _EMBEDS = re.compile(r"embed|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
 _RANKS = re.compile("rerank", re.IGNORECASE)
 """Names of decoders that score a pair of texts, by what they make of the next token."""
 _WITHOUT_HEAD = re.compile(
-    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification)"
+    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
 )
 _NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 

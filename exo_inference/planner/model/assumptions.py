@@ -41,6 +41,10 @@ _CLASSES = {
     "hunyuandensev1": "hunyuanv1dense",
     "hunyuanmoev1": "hunyuanv1moe",
     "moonshotkimia": "kimiaudio",
+    "lightonocr": "mistral3",
+    "mistrallarge3": "mistral3",
+    "deepseekocr": "deepseekvlv2",
+    "hcxvisionv2": "vlm",
 }
 """Classes that serve a model_type of another name."""
 

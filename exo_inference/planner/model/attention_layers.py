@@ -163,3 +163,9 @@ def latent_spec(fields: ConfigFields, *, has_index: bool, in_window: bool = Fals
         return KvSpec(KvKind.SLIDING, 1, size, 0, window=fields.integer("sliding_window"))
     is_sparse = bool(fields.get("index_n_heads"))
     return KvSpec(KvKind.LATENT, 1, size, 0, index_bytes=index_bytes, is_sparse=is_sparse)
+
+
+def expanded_spec(fields: ConfigFields) -> KvSpec:
+    """Return the cache of latent attention whose keys and values are kept for each head, values as long as keys."""
+    dim = fields.integer("qk_nope_head_dim") + fields.integer("qk_rope_head_dim")
+    return KvSpec(KvKind.FULL, fields.integer("num_attention_heads"), dim, dim)
