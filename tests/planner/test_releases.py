@@ -26,14 +26,15 @@ SGLANG: dict[str, Any] = json.loads(
 )
 BY_TRANSFORMERS = {
     "apertus", "arcee", "exaone4", "glm4", "gptj", "granitemoe", "granitemoeshared", "opt", "phi", "phimoe", "solar", "starcoder2",
-    "bert", "falcon_mamba", "mamba", "mamba2", "whisper", "xlm-roberta",
+    "cohere2_vision", "bert", "falcon_mamba", "mamba", "mamba2", "whisper", "xlm-roberta", "xlm-roberta-flash",
 }  # fmt: skip
 """Model types that Transformers' classes may have served in SGLang before its own, and those that it has no plan for."""
 
 OTHERWISE = {
-    "t5": "no release has it", "mistral3": "by Mistral's own format before", "ministral3": "by Mistral's own format before",
+    "t5": "no release has it", "mpnet": "no release has it", "deberta-v2": "no release has it", "mistral3": "by Mistral's own format before", "ministral3": "by Mistral's own format before",
     "smollm3": "by Transformers' class before", "arcee": "by Transformers' class before", "internvl": "by Transformers' class before", "vaultgemma": "by Transformers' class before",
-    "helium": "by Transformers' class", "camembert": "by another name", "dots1": "by Transformers' class since",
+    "helium": "by Transformers' class", "camembert": "by another name", "dots1": "by Transformers' class since", "aya_vision": "by Transformers' class since",
+    "xlm-roberta-flash": "without rotary positions before",
     "kimi_k2": "by DeepSeek-V3's class, with the attention of 0.10.0",
 }  # fmt: skip
 """Model types of which the registry does not say which releases serve them."""
@@ -79,8 +80,12 @@ def test_the_table_of_model_types_is_what_the_registries_say(kind: str) -> None:
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "0.8.0", "use 0.8.1 or later"),
         ("nomic-ai/nomic-embed-text-v1.5", "0.8.4", "use 0.8.5 or later"), ("nomic-ai/nomic-embed-text-v1.5", "0.8.5", ""),
         ("Snowflake/snowflake-arctic-embed-m-v2.0", "0.8.4", "use 0.8.5 or later"),
-        ("Alibaba-NLP/gte-base-en-v1.5", "0.8.5", "use 0.9.0 or later"), ("jinaai/jina-embeddings-v3", "0.8.4", "use 0.8.5 or later"),
-        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "0.11.0", "use 0.11.1 or later"),
+        ("Alibaba-NLP/gte-base-en-v1.5", "0.8.5", "use 0.9.0 or later"), ("jinaai/jina-embeddings-v3", "0.8.3", "use 0.8.4 or later"),
+        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "0.11.0", "use 0.11.1 or later"), ("jinaai/jina-embeddings-v3", "0.8.4", ""),
+        ("zai-org/GLM-4.5V", "0.10.0", "use 0.10.1 or later"), ("zai-org/GLM-4.5V", "0.10.1", ""),
+        ("CohereLabs/aya-vision-8b", "0.8.2", "use 0.8.3 or later"), ("CohereLabs/aya-vision-8b", "0.28.0", ""),
+        ("moonshotai/Kimi-VL-A3B-Instruct", "0.8.4", "use 0.8.5 or later"), ("mistralai/Voxtral-Mini-3B-2507", "0.9.2", "use 0.10.0 or later"),
+        ("ibm-granite/granite-swash-2b", "0.28.0", "use 0.29.0 or later"), ("ibm-granite/granite-swash-2b", "0.29.0", ""),
         ("sentence-transformers/all-mpnet-base-v2", "0.32.0", "Text Embeddings Inference, which is no engine here, serves it"),
         ("mixedbread-ai/mxbai-rerank-base-v1", "0.28.0", "Text Embeddings Inference, which is no engine here, serves it"),
     ],
@@ -173,7 +178,7 @@ def _first_of_sglang(kind: str) -> Version | None:
     return None if first in (None, releases[0]) else parse_version(first)
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - BY_TRANSFORMERS))
+@pytest.mark.parametrize("kind", sorted(REGISTRIES["model_types"].keys() - BY_TRANSFORMERS))
 def test_sglangs_table_of_model_types_is_what_its_releases_say(kind: str) -> None:
     found = _first_of_sglang(kind)
     if found == (0, 5, 1):
