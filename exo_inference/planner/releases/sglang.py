@@ -34,8 +34,10 @@ _FIRST: Mapping[str, Version] = {
     "minicpmv4_6": (0, 5, 12), "cohere2_moe": (0, 5, 13), "step3p7": (0, 5, 13), "unlimited_ocr": (0, 5, 15), "mellum": (0, 5, 16),
     "minimax_m3": (0, 5, 16), "kimi_k3": (0, 5, 17), "muse_glimmer": (0, 5, 18), "muse_glimmer_text": (0, 5, 18), "dots3_note": (0, 5, 19),
     "granite_swa": (0, 5, 19), "hy_v4": (0, 5, 20),
+    "deepseek-ai/DeepSeek-OCR": (0, 5, 4), "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": (0, 5, 6),
+    "lightonai/LightOnOCR-1B-1025": (0, 5, 9), "openbmb/MiniCPM-V-4_5": (0, 5, 9),
 }  # fmt: skip
-"""Those that the oldest release has are not here, nor models that Transformers' own classes may have served before: SGLang takes such
+"""By name stand checkpoints that are younger than their type. Those that the oldest release has are not here, nor models that Transformers' own classes may have served before: SGLang takes such
 a class where it has none itself (since 0.4.7, srt/model_loader/utils.py), as GLM-4-0414 before 0.4.8,
 or Command A Vision since 0.5.10, from which on they read images. Of 0.5.0 there are candidates alone, which count as having
 what 0.5.1 has."""
