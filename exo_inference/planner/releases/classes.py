@@ -63,7 +63,7 @@ CLASSES: Mapping[str, tuple[Version | None, Version | None]] = {
     "Jean-Baptiste/roberta-large-ner-english": ((0, 26, 0), None),
 }  # fmt: skip
 """The first release with a class for a model type and the first one without; those that 0.6.6 and 0.33.0 have are not here.
-By name stand checkpoints whose own class is younger than their type's, and two that their class knows since (`NomicMoE` of
+By name stand checkpoints whose own class is younger than their type's, and two that their class knows since (`NomicExperts` of
 bert_with_rope.py, `_SUPPORT_VERSION` of minicpmv.py).
 
 Where a release serves what its registry does not name, the earlier release stands: Mistral's own format of config (Mistral
