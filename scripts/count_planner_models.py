@@ -69,8 +69,10 @@ def _counts_of(kind: str, fields: Mapping[str, Any], config: Mapping[str, Any]) 
 def _head(model: Any, config: Mapping[str, Any]) -> int:
     """Return the parameters of an output table that the config keeps apart though the class ties it to the input's."""
     text = config.get("text_config") or config
+    if text.get("tie_word_embeddings") is not False:
+        return 0
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if text.get("tie_word_embeddings") is not False or head is None:
+    if head is None:
         return 0
     return int(head.weight.numel()) if head.weight is table.weight else 0
 

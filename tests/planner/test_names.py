@@ -393,7 +393,7 @@ def test_weights_that_a_name_says_are_in_float32_stay_so_where_the_engine_keeps_
     ("name", "architecture"),
     [
         ("meta-llama/Llama-3.2-11B-Vision-Instruct", "mllama"), ("RedHatAI/Llama-3.2-90B-Vision-Instruct-FP8-dynamic", "mllama"),
-        ("Qwen/Qwen-7B-Chat", "qwen"), ("microsoft/Phi-4-multimodal-instruct-FP8", "phi4mm"),
+        ("Qwen/Qwen-7B-Chat", "qwen"), ("MiniMaxAI/MiniMax-M1-80k-FP8", "minimax_m1"),
         ("microsoft/Florence-2-large", "florence2"),
     ],
 )  # fmt: skip

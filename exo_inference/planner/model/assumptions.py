@@ -44,6 +44,12 @@ _CLASSES = {
     "lightonocr": "mistral3",
     "mistrallarge3": "mistral3",
     "deepseekocr": "deepseekvlv2",
+    "deepseekocr2": "deepseekvlv2",
+    "colmodernvbert": "modernvbert",
+    "stepvl": "steprobotics",
+    "hfmoondream": "moondream3",
+    "bailingmoev3": "bailinghybrid",
+    "rnj1": "gemma3",
     "hcxvisionv2": "vlm",
 }
 """Classes that serve a model_type of another name."""

@@ -134,6 +134,7 @@ def latent_weights(fields: ConfigFields, family: Family, *, has_index: bool) -> 
         yield vector(f"{path}.sinks", heads)
     if family.gates_heads:
         yield Weight(f"{path}.g_proj", "attention", heads, hidden)
+    if family.gates_heads and fields.get("swa_kv_lora_rank"):  # Dots3
         yield vector(f"{path}.k_rope_only_layernorm", rope)
     if fields.flag("mla_use_output_gate", default=family.gates_attention):
         yield Weight(f"{path}.g_proj", "attention", heads * value, hidden)

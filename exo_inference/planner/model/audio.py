@@ -27,9 +27,12 @@ _CONFORMERS = ("parakeet_encoder", "parakeet")
 _BEHIND_PROJECTORS: Mapping[str, Callable[[ConfigFields, int], list[Weight]]] = {
     "qwen2_audio": speech.with_one_layer, "audioflamingo3": speech.with_two_layers, "voxtral": speech.joined,
     "glmasr": speech.rotary, "ultravox": speech.stacked, "minicpmo": speech.with_two_layers,
-    "voxtral_realtime": speech.causal,
+    "voxtral_realtime": speech.causal, "moss_transcribe_diarize": speech.joined_normed,
 }  # fmt: skip
 """Model types with a Whisper encoder, or one like it, by the projector behind it."""
+
+_TOKENIZERS: Mapping[str, int] = {"vibevoice_asr": 688309632}
+"""Parameters of encoders that are convolutions, instantiated (transformers 5.23.0)."""
 
 _GRANITE_SPEECH = ("granite_speech", "granite_speech_plus")
 
@@ -44,6 +47,9 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
         queries = ConfigFields(fields.mapping("projector_config"))
         encoder = ConfigFields(fields.mapping("encoder_config"))
         return speech.conformer(encoder, queries, fields.integer("hidden_size")), True
+    convolutions = _TOKENIZERS.get(fields.model_type)
+    if convolutions is not None:
+        return speech.two_tokenizers(convolutions, fields.integer("hidden_size")), True
     found = (fields.outer.get(key) or fields.raw.get(key) for key in _KEYS)
     config = next((each for each in found if isinstance(each, Mapping)), None)
     if config is None or fields.model_type in _OWN_BUILDERS:

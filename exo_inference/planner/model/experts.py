@@ -69,7 +69,8 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
     moe = read_moe(fields, family)
     if moe is None:
         raise FieldProblem("config.json has layers of experts, but not their number")
-    hidden, gated = fields.integer("hidden_size"), family.gated_mlp
+    hidden = fields.integer("hidden_size")
+    gated = family.gated_mlp or family.gates_experts
     rows = moe.num_experts + fields.integer(
         "zero_expert_num", 0
     )  # LongCat: experts that do nothing

@@ -66,6 +66,7 @@ class Family:
         per_layer_inputs: each layer has an embedding of its own (`hidden_size_per_layer_input`).
         altup: alternating updates and a low-rank branch.
         embedding_norm, lm_head_bias: a norm after the embedding; a bias of the output head.
+        gates_experts: experts are gated though dense feed-forwards are not.
         mlp_divisor: config.json has so many times the width of the feed-forward (Molmo: both gated matrices').
         adaptive_norms: width of what scales a norm by the delay of speech (Voxtral Realtime).
         expands_latents: vLLM caches keys and values of each head, as long as keys, and not the latent (minicpm3.py).
@@ -123,6 +124,7 @@ class Family:
     lm_head_bias: bool = False
     gates_streams: bool = False
     expands_latents: bool = False
+    gates_experts: bool = False
     mlp_divisor: int = 1
     adaptive_norms: int = 0
 
@@ -270,7 +272,12 @@ FAMILIES: Mapping[str, Family] = {
     "longcat_flash": Family(layout="doubled"), "voxtral_realtime": Family(ties_by_default=True, adaptive_norms=32),
     "molmo": Family(bias_fields=("qkv_bias", "qkv_bias"), o_bias=False, mlp_divisor=2),
     "openai_privacy_filter": Family(qkv_bias=True, o_bias=True, sinks="all", biases_experts=True),
-    "keye": _QWEN3, "keyevl1_5": _QWEN3, "isaac": _QWEN3,
+    "clip": replace(_BERT, pools=False), "siglip": replace(_BERT, pools=False), "phi4mm": _LLAMA,
+    "panguembedded": Family(bias_fields=("bias", "bias")), "moondream3": Family(
+        norms=1, norm_bias=True, qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, gates_experts=True, lm_head_bias=True,
+    ),
+    "hunyuan_vl": _QWEN3, "molmo2": _QWEN3,
+    "bailing_hybrid": Family(gates_heads=True), "keye": _QWEN3, "keyevl1_5": _QWEN3, "isaac": _QWEN3,
     "dots_ocr": Family(qkv_bias=True, o_bias=False), "minicpmv": _LLAMA, "minicpmo": _LLAMA,
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True

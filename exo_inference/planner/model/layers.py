@@ -118,6 +118,10 @@ def attention_kinds(fields: ConfigFields, family: Family, count: int) -> list[st
         full = set(fields.mapping("linear_attn_config").get("full_attn_layers") or [])
         return ["latent" if index + 1 in full else "linear" for index in range(count)]
     named = fields.sequence("layer_types")
+    if fields.get("kv_lora_rank") and "linear_attention" in (named or []):
+        return ["linear" if name == "linear_attention" else "latent" for name in named or []][
+            :count
+        ]
     if fields.get("kv_lora_rank"):
         windows = named if named is not None and fields.get("swa_kv_lora_rank") else []
         return ["window" if name == "sliding_attention" else "latent" for name in windows] or [

@@ -31,7 +31,9 @@ def outer_weights(
     if vocab > MAX_VOCAB_SIZE:
         raise FieldProblem(f"vocab_size is {vocab}, expected at most {MAX_VOCAB_SIZE}")
     if family.layout == "encoder":
-        return encoder_outer(fields, family), None, True
+        text = encoder_outer(fields, family)
+        beside = build_vision(fields)
+        return (text, None, True) if beside is None else (text + beside[0], *beside[1:])
     is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
     weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
     score = _score(fields, hidden)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_inference.planner.model import joined_vision
-from exo_inference.planner.model.config_fields import ConfigFields, whole_number
+from exo_inference.planner.model.config_fields import ConfigFields
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
-from exo_inference.planner.model.towers import clip, merging, siglip
+from exo_inference.planner.model.towers import clip, internvit, merging, siglip
 from exo_inference.planner.model.vision_parts import (
     QWEN_MAX_PATCHES,
     Built,
@@ -60,8 +60,12 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
         return clip.molmo(fields.integer("hidden_size"), fields.integer("intermediate_size") // 2)
     if fields.vision is None:
         return None
-    if isinstance(fields.vision.get("width"), Mapping):
-        return *merging.sam_and_clip(fields.integer("hidden_size")), True
+    towers = fields.vision.get("width")
+    if isinstance(towers, Mapping):
+        join = (
+            merging.sam_and_clip if any("clip" in each for each in towers) else merging.sam_and_qwen
+        )
+        return *join(fields.integer("hidden_size")), True
     inner = {
         **{name: fields.outer.get(name) for name in _OF_PROJECTORS},
         "merges_patches": fields.model_type not in _PLAIN_PROJECTORS,
@@ -159,54 +163,6 @@ def _pixtral(vision: ConfigFields, text: int) -> Built:
     if merges:
         weights.append(matrix("patch_merger", size, 4 * size, part="projector"))
     return weights, VisionShape(size, wide, count, patches)
-
-
-_INTERNVL_TILES = 13
-"""Twelve and the whole image (`max_dynamic_patch` of the published configs)."""
-
-
-def _internvl(vision: ConfigFields, text: int) -> Built:
-    """InternViT with the projector of InternVL, over tiles."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count = vision.integer("num_hidden_layers")
-    patch, image = _edge(vision, "patch_size"), _edge(vision, "image_size")
-    positions = (image // max(1, patch)) ** 2 + 1
-    has_bias = vision.flag("attention_bias", default=vision.flag("qkv_bias"))
-    has_norms = vision.flag("use_qk_norm", default=vision.flag("qk_normalization"))
-    norms = 2 if vision.text("norm_type") == "rms_norm" else 4
-    vectors = (norms + 4 + 3 * has_bias + 2 * has_norms) * size + wide
-    weights = blocks(size, wide, count, biases=False, norms=0)
-    weights += [
-        plain_vectors(vectors, count),
-        matrix("patch_embedding", size, 3 * patch * patch),
-        plain_vectors(size + size + positions * size),
-        matrix("linear_1", text, 4 * size, part="projector"),
-        matrix("linear_2", text, text, part="projector"),
-        plain_vectors(2 * 4 * size + 2 * text),
-    ]
-    return weights, VisionShape(size, wide, count, _INTERNVL_TILES * positions)
-
-
-def _nvlm(vision: ConfigFields, text: int) -> Built:
-    """NVLM: InternViT with heads added so that ranks divide them, and a projector as wide as the text's feed-forward."""
-    weights, shape = _internvl(vision, text)
-    size, inner = shape.hidden_size, vision.integer("text_intermediate_size")
-    added = vision.integer("num_dummy_heads", 0) * (size // vision.integer("num_attention_heads"))
-    weights = [each for each in weights if "linear_" not in each.path]
-    weights += [
-        matrix("dummy_heads", 4 * added, size, shape.num_layers),
-        matrix("linear_1", inner, 4 * size, part="projector"),
-        matrix("linear_2", text, inner, part="projector"),
-    ]
-    return weights, shape
-
-
-def _edge(vision: ConfigFields, name: str) -> int:
-    """Return the edge of a square that a config gives as one number or as two."""
-    given = vision.get(name)
-    return (
-        whole_number(name, given[0]) if isinstance(given, list) and given else vision.integer(name)
-    )
 
 
 def _qwen2_vl(vision: ConfigFields, text: int) -> Built:
@@ -354,6 +310,16 @@ def _phi3_v(text: int) -> tuple[list[Weight], VisionShape, bool]:
     return weights, replace(shape, max_tokens=17 * shape.max_tokens), True
 
 
+_PHI4MM = 857_650_624
+"""Parameters of Phi-4-multimodal's SigLIP, its Conformer and their projections, instantiated (transformers 5.23.0)."""
+
+
+def _phi4mm(text: int) -> tuple[list[Weight], VisionShape, bool]:
+    """Phi-4-multimodal's encoders of images and speech, without the adapters that an engine loads when told to."""
+    encoders = Weight("embed_tokens_extend", "vision", _PHI4MM, 1, shard=Shard.REPLICATED)
+    return [encoders], VisionShape(1152, 4304, 27, 37 * 1024), True
+
+
 def _plain(vision: ConfigFields, text: int) -> Built:
     """A vision transformer with a two-layer projector, for encoders that are not known."""
     size = vision.integer("hidden_size", vision.integer("embed_dim", 1024))
@@ -375,8 +341,8 @@ _PLAIN_PROJECTORS = frozenset({"llava"})
 
 _OF_PROJECTORS = (
     "scale_factor", "multimodal_projector_bias", "downsample_factor", "alignment_intermediate_size", "max_splits_per_img",
-    "projector_hidden_size", "projector_use_layernorm", "max_tiles", "max_num_patches", "query_num",
-    "drop_vision_last_layer", "ffn_hidden_size",
+    "projector_use_layernorm", "max_tiles", "max_num_patches", "query_num",
+    "drop_vision_last_layer", "ffn_hidden_size", "visual_vocab_size", "projector_hidden_size", "adapter_intermediate_size",
 )  # fmt: skip
 """What a config says of its projector outside the object of its encoder."""
 
@@ -399,12 +365,20 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("r", "bee"), siglip.normed_two_layers),
     (("keye", "keyevl1_5"), siglip.keye),
     (("isaac",), siglip.isaac),
+    (("moondream3",), siglip.doubled),
+    (("clip",), clip.joint),
+    (("siglip",), siglip.joint),
+    (("modernvbert",), siglip.shuffled),
+    (("ovis2_5", "ovis2_6_moe"), siglip.discrete),
+    (("molmo2",), siglip.pooled),
+    (("hunyuan_vl",), siglip.hunyuan),
+    (("nemotronh_nano_vl_v2",), merging.radio),
     (("chatglm",), clip.eva),
     (("vlm",), _hyperclovax),
     (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),
-    (("internvl", "internvl_chat", "interns1", "qianfan_ocr"), _internvl),
-    (("nvlm_d",), _nvlm),
+    (("internvl", "internvl_chat", "interns1", "qianfan_ocr", "h2ovl_chat"), internvit.internvl),
+    (("nvlm_d",), internvit.nvlm),
     (("pixtral",), _pixtral),
     (("clip_vision_model",), _clip),
     (("llama4", "llama4_vision_model"), _llama4),
@@ -435,5 +409,7 @@ class _Fixed:
 _FIXED: Mapping[str, _Fixed] = {
     "gemma3n": _Fixed(_gemma3n, always=True),
     "step3p7": _Fixed(_step_defaults),
+    "step_robotics": _Fixed(_step_defaults, always=True),
+    "phi4mm": _Fixed(_phi4mm, always=True),
     "phi3_v": _Fixed(_phi3_v),
 }

@@ -5,11 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exo_inference.planner.model.shapes import VisionShape
-from exo_inference.planner.model.vision_parts import Built, blocks, matrix, plain_vectors
+from exo_inference.planner.model.vision_parts import (
+    Built,
+    blocks,
+    matrix,
+    plain_vectors,
+    usual_sizes,
+)
 
 if TYPE_CHECKING:
     from exo_inference.planner.model.config_fields import ConfigFields
     from exo_inference.planner.model.shapes import Weight
+
+
+def joint(vision: ConfigFields, text: int) -> Built:
+    """CLIP beside its text model, with a projection of each into one space."""
+    size, wide, count, patch, patches = usual_sizes(vision)
+    positions, joint_size = patches + 1, vision.integer("projection_dim", 512)
+    weights = blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + positions * size + 4 * size),
+        matrix("visual_projection", joint_size, size, part="projector"),
+        matrix("text_projection", joint_size, text, part="projector"),
+        plain_vectors(1),
+    ]
+    return weights, VisionShape(size, wide, count, positions)
 
 
 def eva(vision: ConfigFields, text: int) -> Built:

@@ -107,6 +107,26 @@ def dots(vision: ConfigFields, text: int) -> Built:
     return weights, VisionShape(size, wide, count, QWEN_MAX_PATCHES)
 
 
+_RADIO_TILES = 13
+"""Twelve and the whole image (`max_num_tiles` of the published models)."""
+
+
+def radio(vision: ConfigFields, text: int) -> Built:
+    """Nemotron Nano VL: C-RADIOv2-H and a projection of joined patches without biases (vLLM 0.32.0, nano_nemotron_vl.py)."""
+    size, wide, count, patch = 1280, 5120, 32, 16
+    positions, skipped = (2048 // patch) ** 2, 10
+    joined, inner = 4 * size, vision.integer("projector_hidden_size", 20480)
+    weights = blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        matrix("embedder", size, 3 * patch * patch),
+        plain_vectors(positions * size + skipped * size + 6),
+        matrix("mlp1.1", inner, joined, part="projector"),
+        matrix("mlp1.3", text, inner, part="projector"),
+        plain_vectors(joined),
+    ]
+    return weights, VisionShape(size, wide, count, _RADIO_TILES * 1024)
+
+
 _OVIS_TILES = 10
 """Nine and the whole image (`max_partition` of the published models)."""
 
@@ -128,21 +148,48 @@ def ovis(vision: ConfigFields, text: int) -> Built:
     return weights, VisionShape(size, wide, count, _OVIS_TILES * patches)
 
 
-def sam_and_clip(text: int) -> Built:
-    """DeepSeek-OCR: SAM ViT-B with two convolutions, CLIP ViT-L/14 behind it, and one projection of both.
-
-    The sizes are those of vLLM 0.32.0 (deepencoder.py), which config.json only names.
-    """
-    sam, clip, net = 768, 1024, 256
-    weights = [
+def _sam(out: int) -> list[Weight]:
+    """Return SAM ViT-B with two convolutions behind it, of which the last has `out` channels."""
+    sam, net = 768, 256
+    return [
         *blocks(sam, 4 * sam, 12, biases=True, norms=4),
         plain_vectors(8 * (2 * 14 - 1) * 64 * 2 + 4 * (2 * 64 - 1) * 64 * 2),  # relative positions
         matrix("sam.patch_embed", sam, 3 * 16 * 16),
         plain_vectors(sam + 64 * 64 * sam),
         matrix("sam.neck", net, sam + 9 * net),
         matrix("sam.net_2", 2 * net, 9 * net),
-        matrix("sam.net_3", 4 * net, 9 * 2 * net),
+        matrix("sam.net_3", out, 9 * 2 * net),
         plain_vectors(4 * net),
+    ]
+
+
+def sam_and_qwen(text: int) -> Built:
+    """DeepSeek-OCR 2: SAM ViT-B, Qwen2-0.5B's layers over it and learned queries, and one projection.
+
+    The sizes are those of vLLM 0.32.0 (deepencoder2.py), which config.json only names.
+    """
+    size, wide, count = 896, 4864, 24
+    weights = [
+        *_sam(size),
+        matrix("qwen2.qkv", size + 2 * 128, size, count),
+        matrix("qwen2.o_proj", size, size, count),
+        matrix("qwen2.mlp", wide, size, 3 * count),
+        plain_vectors(size + 2 * 128 + 2 * size, count),
+        plain_vectors(size + (144 + 256) * size),
+        matrix("projector", text, size, part="projector"),
+        plain_vectors(text + text),
+    ]
+    return weights, VisionShape(size, wide, 36, 7 * 1600)
+
+
+def sam_and_clip(text: int) -> Built:
+    """DeepSeek-OCR: SAM ViT-B with two convolutions, CLIP ViT-L/14 behind it, and one projection of both.
+
+    The sizes are those of vLLM 0.32.0 (deepencoder.py), which config.json only names.
+    """
+    clip = 1024
+    weights = [
+        *_sam(clip),
         *blocks(clip, 4 * clip, 24, biases=True, norms=4),
         matrix("clip.patch_embedding", clip, 3 * 14 * 14),
         plain_vectors(clip + (16 * 16 + 1) * clip + 2 * clip),

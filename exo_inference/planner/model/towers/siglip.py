@@ -16,6 +16,7 @@ from exo_inference.planner.model.vision_parts import (
 
 if TYPE_CHECKING:
     from exo_inference.planner.model.config_fields import ConfigFields
+    from exo_inference.planner.model.shapes import Weight
 
 
 def tower(vision: ConfigFields, *, count: int | None = None) -> Built:
@@ -30,6 +31,37 @@ def tower(vision: ConfigFields, *, count: int | None = None) -> Built:
         plain_vectors(size + patches * size + 2 * size),
     ]
     return weights, VisionShape(size, wide, count, patches)
+
+
+def _pooler(size: int, wide: int) -> list[Weight]:
+    """Return SigLIP's head: a query that attends to all patches, and a feed-forward."""
+    return [
+        matrix("head.attention", 4 * size, size),
+        matrix("head.mlp", wide, size, 2),
+        plain_vectors(size + 4 * size + 2 * size + wide + size),
+    ]
+
+
+def joint(vision: ConfigFields, text: int) -> Built:
+    """SigLIP beside its text model, with its head, the text's, a scale and a bias."""
+    weights, shape = tower(vision)
+    weights += [
+        *_pooler(shape.hidden_size, shape.intermediate_size),
+        matrix("text_model.head", text, text),
+        plain_vectors(text + 2),
+    ]
+    return weights, shape
+
+
+def shuffled(vision: ConfigFields, text: int) -> Built:
+    """ModernVBERT: SigLIP with its head, and one projection of joined patches without biases."""
+    weights, shape = tower(vision)
+    joined = shape.hidden_size * vision.integer("pixel_shuffle_factor", 4) ** 2
+    weights += [
+        *_pooler(shape.hidden_size, shape.intermediate_size),
+        matrix("modality_projection", text, joined, part="projector"),
+    ]
+    return weights, shape
 
 
 def one_layer(vision: ConfigFields, text: int) -> Built:
@@ -78,6 +110,65 @@ def keye(vision: ConfigFields, text: int) -> Built:
         plain_vectors(2 * shape.hidden_size + joined + text),
     ]
     return weights, replace(shape, max_tokens=QWEN_MAX_PATCHES)
+
+
+def discrete(vision: ConfigFields, text: int) -> Built:
+    """Ovis 2.5: joined patches as chances over a vocabulary of images, and its table (vLLM 0.32.0, ovis2_5.py)."""
+    weights, shape = tower(vision)
+    rows, reserved = vision.integer("visual_vocab_size", 65536), 4
+    weights += [
+        matrix("head", rows - reserved, 4 * shape.hidden_size),
+        plain_vectors(2 * (rows - reserved)),
+        matrix("visual_embeddings_table", rows, text, part="projector"),
+    ]
+    return weights, replace(shape, max_tokens=QWEN_MAX_PATCHES // 4)
+
+
+def pooled(vision: ConfigFields, text: int) -> Built:
+    """Molmo 2: 25 of SigLIP 2's 27 layers, attention over neighbouring patches of two of them, a gated projection."""
+    weights, shape = tower(vision)
+    size, inner = shape.hidden_size, vision.integer("adapter_intermediate_size")
+    weights += [
+        matrix("image_pooling_2d.qkv", 3 * size, 2 * size),
+        matrix("image_pooling_2d.wo", size, size),
+        plain_vectors(2 * size),  # four biases; SigLIP's last norm, which it has not, is two more
+        matrix("image_projector.up", inner, size, 2, part="projector"),
+        matrix("image_projector.down", text, inner, part="projector"),
+    ]
+    return weights, replace(shape, max_tokens=9 * shape.max_tokens)
+
+
+def hunyuan(vision: ConfigFields, text: int) -> Built:
+    """HunyuanOCR: positions of the largest image, two convolutions and a projection between norms."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch = vision.integer("num_hidden_layers"), max(1, vision.integer("patch_size"))
+    positions = (vision.integer("max_image_size", 2048) // patch) ** 2 + 1
+    weights = blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + positions * size),
+        matrix("proj_conv", 2 * size, 4 * size, part="projector"),
+        matrix("proj_out", 4 * size, 2 * size, part="projector"),
+        matrix("mlp", text, 4 * size, part="projector"),
+        plain_vectors(4 * size + 3 * text + 2 * size + 4 * size + text + size + text),
+    ]
+    return weights, VisionShape(size, wide, count, positions)
+
+
+_MOONDREAM_CROPS = 13
+"""Twelve and the whole image (`max_crops` of the published model)."""
+
+
+def doubled(vision: ConfigFields, text: int) -> Built:
+    """Moondream 3: the whole image beside its crops, and two projections through a wider layer."""
+    weights, shape = tower(vision)
+    inner = vision.integer("proj_inner_dim", 8192)
+    weights += [
+        matrix("proj_mlp.fc1", inner, 2 * shape.hidden_size, part="projector"),
+        matrix("proj_mlp.fc2", text, inner, part="projector"),
+        plain_vectors(inner + text),
+    ]
+    return weights, replace(shape, max_tokens=_MOONDREAM_CROPS * shape.max_tokens)
 
 
 def isaac(vision: ConfigFields, text: int) -> Built:

@@ -55,6 +55,17 @@ def joined(audio: ConfigFields, text: int) -> list[Weight]:
     return [*whisper(audio), part("linear_1", text, 4 * size), part("linear_2", text, text)]
 
 
+def joined_normed(audio: ConfigFields, text: int) -> list[Weight]:
+    """MOSS-Transcribe-Diarize: four positions joined, two projections with biases, and a norm."""
+    size = audio.integer("hidden_size")
+    return [
+        *whisper(audio),
+        part("linear_1", text, 4 * size + 1),
+        part("linear_2", text, text + 1),
+        part("norm", 2 * text, 1),
+    ]
+
+
 def rotary(audio: ConfigFields, text: int) -> list[Weight]:
     """GLM-ASR: rotary positions, four positions joined, two projections with biases."""
     size = audio.integer("hidden_size")
@@ -90,6 +101,17 @@ def causal(audio: ConfigFields, text: int) -> list[Weight]:
         part("norm", size, 1),
         part("linear_1", text, 4 * size),
         part("linear_2", text, text),
+    ]
+
+
+def two_tokenizers(parameters: int, text: int) -> list[Weight]:
+    """VibeVoice: convolutions for sound and for meaning, of so many parameters, and a projector behind each."""
+    acoustic, semantic = 64, 128
+    return [
+        part("tokenizers", parameters, 1),
+        part("linear_1", text, acoustic + 1 + semantic + 1),
+        part("norms", 2 * text, 1),
+        part("linear_2", text, text + 1, 2),
     ]
 
 
