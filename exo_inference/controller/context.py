@@ -99,10 +99,12 @@ class Context:
         )
 
     @asynccontextmanager
-    async def judging(
+    async def hold_world(
         self, families: Sequence[InstanceTypeInfo], ref: ModelRef, draft_name: str | None
     ) -> AsyncIterator[World]:
-        """Hold `writing` with the world as it is then; see `load_world` for the arguments.
+        """Hold `writing`, so that the world stays as it is until a change is recorded.
+
+        The arguments are those of `load_world`.
 
         The models are looked up before, so that one that is slow to read holds up no other's writes;
         again if others have their names by the time the lock is held.
