@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.chat_files import read_schema, read_tools
-from exo_inference.cli.chat_hold import telling_of_hold
+from exo_inference.cli.chat_hold import remarks_while_held
 from exo_inference.cli.chat_stream import (
     ChatEndpoint,
     ChatOptions,
@@ -309,7 +309,7 @@ def _ask_once(
 ) -> Reply:
     reply = Reply()
     try:
-        with telling_of_hold(session, endpoint.deployment_id) as begin:
+        with remarks_while_held(session, endpoint.deployment_id) as begin:
             for piece in stream_chat(endpoint, messages, options, reply):
                 begin()
                 if print_pieces:

@@ -19,7 +19,7 @@ LOOK_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def telling_of_hold(session: Session, deployment_id: str) -> Iterator[Callable[[], None]]:
+def remarks_while_held(session: Session, deployment_id: str) -> Iterator[Callable[[], None]]:
     """Say what the question waits for, until the block ends or what is yielded is called: the answer begins."""
     begun = threading.Event()
     if not session.quiet:

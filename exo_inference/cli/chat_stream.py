@@ -22,7 +22,7 @@ from exo_inference.errors import (
     ExoError,
     UsageError,
 )
-from exo_inference.stream_lines import lines_of
+from exo_inference.line_splitter import lines_of
 
 if TYPE_CHECKING:
     import httpx

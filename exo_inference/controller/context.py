@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,6 @@ from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.routing import Routing
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
-from exo_inference.controller.shared_page import SharedPage
 from exo_inference.controller.stores.base import Store
 from exo_inference.controller.stores.start_log import FileStarts, Starts
 from exo_inference.planner.gpu_catalog import Gpu
@@ -32,6 +32,31 @@ from exo_inference.platforms.base import (
 )
 from exo_inference.resources import InferenceDeployment, InferenceModel
 from exo_inference.wire import ModelRef
+
+PAGE_SECONDS = 1.0
+"""How long one page is given to all who ask."""
+
+
+class SharedPage:
+    """The page of metrics: made by one request at a time, and shared for a second.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._making = asyncio.Lock()
+        self._page = b""
+        self._until = float("-inf")
+
+    async def get(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the page that was made last, or make another."""
+        async with self._making:
+            if self._clock() >= self._until:
+                self._page = await make()
+                self._until = self._clock() + PAGE_SECONDS
+            return self._page
 
 
 @dataclass(frozen=True)
@@ -99,10 +124,12 @@ class Context:
         )
 
     @asynccontextmanager
-    async def judging(
+    async def hold_world(
         self, families: Sequence[InstanceTypeInfo], ref: ModelRef, draft_name: str | None
     ) -> AsyncIterator[World]:
-        """Hold `writing` with the world as it is then; see `load_world` for the arguments.
+        """Hold `writing`, so that the world stays as it is until a change is recorded.
+
+        The arguments are those of `load_world`.
 
         The models are looked up before, so that one that is slow to read holds up no other's writes;
         again if others have their names by the time the lock is held.

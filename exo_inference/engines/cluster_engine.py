@@ -78,8 +78,8 @@ class VllmMeaning:
     """
 
     settings: Mapping[str, str]
-    values: Mapping[str, str]
-    others: frozenset[str]
+    values: Mapping[str, str] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
     other_values: Mapping[str, frozenset[str]] = field(default_factory=dict)
     of_traits: Mapping[str, frozenset[str]] = field(default_factory=dict)
     of_share: frozenset[str] = frozenset()

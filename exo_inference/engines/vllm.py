@@ -70,28 +70,6 @@ go with the deployment's GPUs, which `model_rules.check_parallelism` judges.
 _WIRE_TYPES = {"number": "float"}
 
 
-def read(items: Sequence[str], version: str | None = None) -> Reading:
-    """Return what a user's flags set, and everything that is wrong with them.
-
-    Args:
-        items: the argument vector: `--flag=value`, or flag and value as two items.
-        version: a release of vLLM; None is the platform's default.
-
-    Raises:
-        UnknownRelease: the catalogue cannot judge that release.
-    """
-    return read_vector(items, flags_of(version or DEFAULT_VERSION), PLATFORM_OWNED)
-
-
-def parameters(version: str | None = None) -> tuple[EngineParameter, ...]:
-    """Return the flags a user may set in a release, by section and name, as the API has them.
-
-    Raises:
-        UnknownRelease
-    """
-    return _parameters(flags_of(version or DEFAULT_VERSION).listed)
-
-
 @functools.lru_cache(maxsize=32)
 def _parameters(listed: str) -> tuple[EngineParameter, ...]:
     flags = (flag for flag in flags_of(listed).flags if flag.name not in PLATFORM_OWNED)
@@ -123,12 +101,24 @@ class VllmEngine(ClusterOnly):
         return DEFAULT_VERSION
 
     def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
-        """Return the flags a user may set in a release."""
-        return parameters(version)
+        """Return the flags a user may set in a release, by section and name, as the API has them.
+
+        Raises:
+            UnknownRelease
+        """
+        return _parameters(flags_of(version or DEFAULT_VERSION).listed)
 
     def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
-        """Return what a user's flags set, and everything that is wrong with them."""
-        return read(parameters, version)
+        """Return what a user's flags set, and everything that is wrong with them.
+
+        Args:
+            parameters: the argument vector: `--flag=value`, or flag and value as two items.
+            version: a release of vLLM; None is the platform's default.
+
+        Raises:
+            UnknownRelease: the catalogue cannot judge that release.
+        """
+        return read_vector(parameters, flags_of(version or DEFAULT_VERSION), PLATFORM_OWNED)
 
 
 ENGINE = VllmEngine()

@@ -11,10 +11,11 @@ when the process ends.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from exo_inference.foreign_files.child import (
     DEADLINE_SECONDS,
@@ -22,7 +23,8 @@ from exo_inference.foreign_files.child import (
     Child,
     TookTooLong,
 )
-from exo_inference.foreign_files.turns import Turns
+
+T = TypeVar("T")
 
 NUM_CHILDREN = 2
 """One slow file does not hold up all others; more would take what the machine is for."""
@@ -66,6 +68,36 @@ class _Job:
             processor_seconds=MAX_PROCESSOR_SECONDS if self.is_slow else QUICK_PROCESSOR_SECONDS,
             deadline_seconds=DEADLINE_SECONDS if self.is_slow else QUICK_DEADLINE_SECONDS,
         )
+
+
+class Turns(Generic[T]):
+    """A queue of each owner in turn, of one owner in order; nobody waits for more than one thing of each other owner.
+
+    Not for several threads.
+    """
+
+    def __init__(self) -> None:
+        self._by_owner: dict[str, deque[T]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_owner)
+
+    def put(self, owner: str, item: T) -> None:
+        """Put something behind what its owner has waiting."""
+        self._by_owner.setdefault(owner, deque()).append(item)
+
+    def take(self) -> T:
+        """Return the first thing of the owner whose turn it is; there is one."""
+        owner = next(iter(self._by_owner))
+        waiting = self._by_owner.pop(owner)
+        item = waiting.popleft()
+        if waiting:
+            self._by_owner[owner] = waiting  # behind all others
+        return item
+
+    def count(self, owner: str) -> int:
+        """Return how many things of an owner wait."""
+        return len(self._by_owner.get(owner, ()))
 
 
 class Pool:

@@ -8,7 +8,7 @@ its last table while the controller is down. How a request passes through the mo
     app.py        parses the address, checks the key (keys.py), reads the body (uploads.py),
                   logs and counts (usage_ledger.py)
       proxy.py    chooses a replica (replicas/balancer.py), sends, retries (replicas/lost_replicas.py)
-        answer_relay.py  passes the answer on, byte for byte, reading usage from it (answer_usage.py)
+        answer_stream.py  passes the answer on, byte for byte, reading usage from it (answer_usage.py)
     replicas/health.py  asks replicas how they are, for /health
     table.py      follows routes.json;  replicas/upstreams.py  keeps connections to replicas
     admin.py      /status, /usage and /metrics on the private socket run/gateway.sock

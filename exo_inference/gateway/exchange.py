@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from exo_inference.gateway.answer_usage import Tokens
-
-if TYPE_CHECKING:
-    from exo_inference.gateway.tracing import RequestTrace
 
 REQUEST_ID_HEADER = "X-Request-ID"
 HELD_HEADER = "X-Exo-Held-Seconds"
@@ -21,6 +20,30 @@ CLIENT_CLOSED = 499
 """Status of requests whose client hung up before the answer's end; only in logs and metrics."""
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Attempt(Protocol):
+    """The span of one replica that a request was sent to."""
+
+    def inject(self, headers: MutableMapping[str, str]) -> None:
+        """Have the replica continue the trace from here."""
+        ...
+
+    def end(self, error: BaseException | None) -> None:
+        """Note how it ended."""
+        ...
+
+
+class Trace(Protocol):
+    """The spans of one request; `tracing.py` makes them."""
+
+    def attempt(self, replica: str) -> Attempt:
+        """Begin to send the request to a replica."""
+        ...
+
+    def end(self, exchange: Exchange) -> None:
+        """Note what came of the request."""
+        ...
 
 
 @dataclass(slots=True)
@@ -60,7 +83,7 @@ class Exchange:
     doubted: str = ""
     started: float = field(default_factory=time.perf_counter)
     first_byte_seconds: float | None = None
-    trace: RequestTrace | None = None
+    trace: Trace | None = None
     is_complete: bool = False
     left: tuple[str, bytes] | None = None
 
@@ -73,7 +96,7 @@ class Exchange:
         self.doubted = self.doubted or doubted
 
     def note_prompt(self, num_tokens: int) -> None:
-        """Remember what the prompt took, where the engine told it by another way."""
+        """Remember the prompt's tokens, for which the engine was asked afterwards."""
         self.tokens = Tokens(num_tokens, self.tokens.completion if self.tokens else 0)
 
     def own_headers(self) -> dict[str, str]:
@@ -108,6 +131,22 @@ class Exchange:
             "retries": self.retries,
             "broken": self.broken,
         }
+
+
+@contextmanager
+def attempt_at(exchange: Exchange, replica: str) -> Iterator[Attempt | None]:
+    """Have what is done within the block, at one replica, in the request's trace, if there is one."""
+    if exchange.trace is None:
+        yield None
+        return
+    attempt, error = exchange.trace.attempt(replica), None
+    try:
+        yield attempt
+    except BaseException as exc:
+        error = exc
+        raise
+    finally:
+        attempt.end(error)
 
 
 def request_id_of(header: str | None) -> str:

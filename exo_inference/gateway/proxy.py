@@ -2,7 +2,7 @@
 
 Generation has no side effects, so a request may go to another replica as long as the client has
 got nothing: when connecting failed, when the replica said that it is draining, or when it died
-before the client got any of its answer. Used by `app.py`; the answer itself is passed on by `answer_relay.py`.
+before the client got any of its answer. Used by `app.py`; the answer itself is passed on by `answer_stream.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from aiohttp import web
 from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
 from exo_inference.gateway.addresses import BESIDE_V1
-from exo_inference.gateway.answer_relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
+from exo_inference.gateway.answer_stream import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.answer_usage import ask_for_usage
-from exo_inference.gateway.exchange import Exchange
+from exo_inference.gateway.exchange import Attempt, Exchange, attempt_at
 from exo_inference.gateway.headers import (
     DRAINING_HEADER,
     FAILED_HEADER,
@@ -45,7 +45,6 @@ from exo_inference.gateway.replicas.lost_replicas import LostReplicas
 from exo_inference.gateway.replicas.upstreams import UpstreamPool
 from exo_inference.gateway.shared_answers import SharedAnswers
 from exo_inference.gateway.table import Deployment, Replica, Tables
-from exo_inference.gateway.tracing import Attempt, attempt_at
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDictProxy
@@ -117,22 +116,6 @@ class RequestTrace:
         if self._wait is not None:
             self._wait.end()
             self._wait = None
-
-
-@contextmanager
-def attempt_at(exchange: Exchange, replica: str) -> Iterator[Attempt | None]:
-    """Have what is done within the block, at one replica, in the request's trace, if there is one."""
-    if exchange.trace is None:
-        yield None
-        return
-    attempt, error = exchange.trace.attempt(replica), None
-    try:
-        yield attempt
-    except BaseException as exc:
-        error = exc
-        raise
-    finally:
-        attempt.end(error)
 
 
 class Tracing:

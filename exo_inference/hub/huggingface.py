@@ -199,7 +199,7 @@ class HuggingFaceSource:
             with _locked(private / "lock", progress):
                 manifest = _Manifest(private / "verified.json", directory)
                 missing = [file for file in model.files if not manifest.has(file)]
-                downloads = [self._plan(model, file, directory, token) for file in missing]
+                downloads = [self._download_of(model, file, directory, token) for file in missing]
                 missing_bytes = sum(file.size_bytes for file in missing)
                 present = sum(present_bytes(item) for item in downloads)
                 _check_space(directory, missing_bytes - present)
@@ -231,7 +231,7 @@ class HuggingFaceSource:
             if error is not None:
                 raise error
 
-    def _plan(
+    def _download_of(
         self, model: ResolvedModel, file: ModelFile, directory: Path, token: str | None
     ) -> Download:
         partial_dir = directory / _PRIVATE_DIR / "partial"

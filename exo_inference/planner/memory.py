@@ -69,6 +69,11 @@ class Ranks:
         return 1 if self.has_expert_parallel else self.tensor * self.data
 
 
+def found_bytes(gpu: Gpu, free_bytes: int | None) -> int:
+    """Return the bytes of a GPU that an engine finds, CUDA's own included: all, or at most what is free."""
+    return gpu.reported_bytes if free_bytes is None else min(gpu.reported_bytes, free_bytes)
+
+
 def stage_sizes(num_layers: int, stages: int) -> list[int]:
     """Return the decoder layers of each pipeline stage (vLLM: distributed/utils.py get_pp_indices).
 

@@ -17,7 +17,13 @@ from exo_inference.planner.engine_rules import (
 )
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
-from exo_inference.planner.memory import Component, ExpertPadding, Ranks, expert_padding
+from exo_inference.planner.memory import (
+    Component,
+    ExpertPadding,
+    Ranks,
+    expert_padding,
+    found_bytes,
+)
 from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
 from exo_inference.planner.model.asked_cache import asked_cache
 from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
@@ -79,8 +85,7 @@ class Setting:
     @property
     def found_bytes(self) -> int:
         """The bytes of a GPU that the engine finds, CUDA's own included."""
-        reported = self.gpu.reported_bytes
-        return reported if self.free_bytes is None else min(reported, self.free_bytes)
+        return found_bytes(self.gpu, self.free_bytes)
 
     @property
     def state_share(self) -> float:

@@ -28,7 +28,7 @@ def read_flags(
 
     Args:
         flags: the argument vector.
-        engine: one whose memory is planned, such as `vllm` or `exo`.
+        engine: its name, as in `engine_names.py`.
         version: a release of the engine; None is the platform's default.
 
     Raises:
@@ -48,7 +48,7 @@ def read_settings(
 
     Args:
         flags: the argument vector.
-        engine: one whose memory is planned, such as `vllm` or `exo`.
+        engine: its name, as in `engine_names.py`; one whose memory is planned by vLLM's rules, or by rules like them.
         version: the release whose rules apply; None is the platform's default.
         given: values that the platform sets where the flags do not, by the names of flags.
 

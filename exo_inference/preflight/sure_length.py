@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from exo_inference.planner import Plan, Verdict
+from exo_inference.planner.verdict import Plan, Verdict
 
 _STEP = 1024
 _MOST_STEPS = 3

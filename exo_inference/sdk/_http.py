@@ -23,11 +23,11 @@ from tenacity import AsyncRetrying, BaseRetrying, RetryCallState, Retrying
 
 from exo_inference import __version__
 from exo_inference.errors import ConnectionFailed, UsageError
+from exo_inference.line_splitter import async_lines_of, lines_of
 from exo_inference.sdk import _retries, _trace
 from exo_inference.sdk._deadline import GRACE_SECONDS, run_within
 from exo_inference.sdk._messages import Request, Response
 from exo_inference.sdk.signing import EXPIRY_SECONDS, Credentials, sign
-from exo_inference.stream_lines import async_lines_of, lines_of
 
 SyncHandler = httpx.BaseTransport
 AsyncHandler = httpx.AsyncBaseTransport

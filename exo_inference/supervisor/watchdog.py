@@ -2,7 +2,8 @@
 
 Used by `server_process.py`. A server hangs when it is stopped by a signal, or when it no longer answers its
 own socket (`exo_inference/liveness.py`). Time in which the supervisor itself did not get on, because
-the machine stood still, does not count against a server. Standard library only.
+the machine stood still, does not count against a server. Standard library only. Of controller and gateway alone: when a
+replica starts again is said by `exo_inference/platforms/local/restart_backoff.py`.
 """
 
 from __future__ import annotations

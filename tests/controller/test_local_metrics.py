@@ -10,11 +10,11 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from exo_inference.cli.metrics import samples
-from exo_inference.controller import shared_page
+from exo_inference.controller import context
+from exo_inference.controller.context import SharedPage
 from exo_inference.controller.http import local_metrics
 from exo_inference.controller.http.local_metrics import MetricsPage, merge_metrics, read_usage
 from exo_inference.controller.http.routes import metrics as routes
-from exo_inference.controller.shared_page import SharedPage
 from exo_inference.resources import DeploymentSpec, InferenceDeployment, ObjectMeta
 from tests.controller.conftest import Controller, DistinctAuth
 
@@ -229,7 +229,7 @@ async def test_a_page_that_could_not_be_made_is_made_for_the_next() -> None:
 def test_metrics_are_merged_once_for_requests_that_come_together(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_page, "PAGE_SECONDS", 600.0)
+    monkeypatch.setattr(context, "PAGE_SECONDS", 600.0)
     merged = []
 
     def count(*arguments: object) -> bytes:

@@ -77,6 +77,15 @@ def test_pages_that_list_engines_list_them_all(page: str, row: str) -> None:
     assert [name for name in rows if re.search(rows[name], text, re.MULTILINE) is None] == []
 
 
+def test_the_page_of_flags_names_every_engine_that_runs_on_clusters_alone() -> None:
+    text = (ROOT / "docs/concepts/parameters.md").read_text("utf-8")
+    found = re.search(r"^(.*) run on Kubernetes alone,", text, re.MULTILINE)
+    assert found is not None
+    assert set(re.split(", | and ", found[1])) == {
+        engine_of(name).title for name in CLUSTER_ENGINES
+    }
+
+
 @pytest.mark.parametrize("name", CLUSTER_ENGINES)
 def test_an_engine_is_called_as_its_catalogue_calls_it(name: str) -> None:
     assert engine_of(name).title == engine_of(name).flags.engine

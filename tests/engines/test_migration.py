@@ -5,7 +5,7 @@ import pytest
 from exo_inference.engines.flags.catalogue import UnknownRelease, flags_of, listed_releases
 from exo_inference.engines.flags.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.migration import Migration, migrate
-from exo_inference.engines.vllm import PLATFORM_OWNED, parameters, read
+from exo_inference.engines.vllm import ENGINE, PLATFORM_OWNED
 
 
 def kinds(migration: Migration) -> list[tuple[str, str]]:
@@ -88,16 +88,16 @@ def test_unknown_release_is_refused() -> None:
 def test_every_flag_of_every_release_migrates_to_flags_that_are_taken(target: str) -> None:
     """Values aside: what is only refused for its value or keys says so."""
     for source in ("0.12.0", "0.16.0", "0.28.0", "0.33.0"):
-        for parameter in parameters(source):
+        for parameter in ENGINE.parameters(source):
             value = parameter.allowed_values[:1] or {"integer": ["8"], "float": ["0.5"]}.get(
                 parameter.type, ["{}"] if parameter.type == "json" else ["x"]
             )
             boolean = parameter.type == "boolean"
             flags = [f"--{parameter.name}", *([] if boolean else value)]
-            if read(flags, source).problems:
+            if ENGINE.read(flags, source).problems:
                 continue  # the value is beyond a bound
             result = migrate(flags, source, target)
-            wrong = {problem.reason for problem in read(result.flags, target).problems}
+            wrong = {problem.reason for problem in ENGINE.read(result.flags, target).problems}
             assert wrong <= {"choice", "type", "key", "json", "range"}, (source, flags)
             if source == target:
                 assert result.flags == tuple(flags)
@@ -105,7 +105,9 @@ def test_every_flag_of_every_release_migrates_to_flags_that_are_taken(target: st
 
 
 def test_every_successor_belongs_to_a_removed_flag_and_exists_in_the_next_release() -> None:
-    names = {p.name: v for v in listed_releases() for p in parameters(v)}  # the last one it is in
+    names = {
+        p.name: v for v in listed_releases() for p in ENGINE.parameters(v)
+    }  # the last one it is in
     gone = {name for name, last in names.items() if last != listed_releases()[-1]}
     assert gone - PLATFORM_OWNED.keys() == SUCCESSORS.keys()
     for name, successor in SUCCESSORS.items():
@@ -113,10 +115,10 @@ def test_every_successor_belongs_to_a_removed_flag_and_exists_in_the_next_releas
         values = successor.by_value or {"1": ()}
         for value in values:
             written = rewrite_removed(name, (value,), flags_of(after)) or ()
-            assert read(written, after).problems == (), (name, written)
+            assert ENGINE.read(written, after).problems == (), (name, written)
             assert successor.note
         newest = successor.rewrite((next(iter(values)),)) or ()
-        assert read(newest, listed_releases()[-1]).problems == (), name
+        assert ENGINE.read(newest, listed_releases()[-1]).problems == (), name
 
 
 @pytest.mark.parametrize(

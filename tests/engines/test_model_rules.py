@@ -104,7 +104,9 @@ def test_draft_needs_the_vocabulary_of_the_model() -> None:
 
 def test_remote_code_needs_a_pinned_revision() -> None:
     def found(*flags: str, pinned: bool | None) -> list[str]:
-        problems = check_model_rules(vllm.read(flags), model=ModelFacts(revision_pinned=pinned))
+        problems = check_model_rules(
+            vllm.ENGINE.read(flags), model=ModelFacts(revision_pinned=pinned)
+        )
         return [problem.reason for problem in problems]
 
     assert found("--trust-remote-code", pinned=False) == ["policy"]
@@ -117,7 +119,7 @@ def test_problems_stand_at_the_flags_they_come_from() -> None:
     flags = ["--seed=1", "-tp", "3", "-q", "fp8", "--kv-cache-dtype=fp8"]
     model = ModelFacts(num_attention_heads=40)
     gpu = GpuFacts("gpu2", 3, (7, 0))
-    problems = check_model_rules(vllm.read(flags), model=model, gpu=gpu)
+    problems = check_model_rules(vllm.ENGINE.read(flags), model=model, gpu=gpu)
     assert [(p.index, p.flag, p.reason) for p in problems] == [
         (1, "-tp", "model"),
         (3, "-q", "model"),
@@ -126,7 +128,9 @@ def test_problems_stand_at_the_flags_they_come_from() -> None:
 
 
 def test_checkpoint_of_a_wrong_format_is_refused_without_any_flag() -> None:
-    (problem,) = check_model_rules(vllm.read([]), model=ModelFacts(quantization="fp8"), gpu=V100)
+    (problem,) = check_model_rules(
+        vllm.ENGINE.read([]), model=ModelFacts(quantization="fp8"), gpu=V100
+    )
     assert problem.index == 0
     assert problem.flag == "--quantization"
 
@@ -134,6 +138,8 @@ def test_checkpoint_of_a_wrong_format_is_refused_without_any_flag() -> None:
 def test_nothing_is_refused_where_nothing_is_known() -> None:
     gpu = GpuFacts("some GPU", 8)
     assert (
-        check_model_rules(vllm.read(["--quantization=fp8", "-tp=8"]), model=ModelFacts(), gpu=gpu)
+        check_model_rules(
+            vllm.ENGINE.read(["--quantization=fp8", "-tp=8"]), model=ModelFacts(), gpu=gpu
+        )
         == []
     )

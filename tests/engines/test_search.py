@@ -7,7 +7,7 @@ from exo_inference.engines.flags.search import search_parameters
 
 
 def found(text: str) -> list[str]:
-    return [p.name for p in search_parameters(vllm.parameters("0.28.0"), text)]
+    return [p.name for p in search_parameters(vllm.ENGINE.parameters("0.28.0"), text)]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_words_are_looked_for_in_descriptions_and_values() -> None:
 
 def test_nothing_is_found_for_nonsense_and_all_for_nothing() -> None:
     assert found("xyzzy") == []
-    assert len(found("  ")) == len(vllm.parameters("0.28.0"))
+    assert len(found("  ")) == len(vllm.ENGINE.parameters("0.28.0"))
 
 
 def test_engine_of_the_project_can_be_searched_too() -> None:

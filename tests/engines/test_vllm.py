@@ -13,11 +13,11 @@ from exo_inference.engines.flags.catalogue import (
 )
 from exo_inference.engines.flags.problems import REASONS, ParameterProblem
 from exo_inference.engines.flags.suggestions import MEANINGS, suggest
-from exo_inference.engines.vllm import parameters
+from exo_inference.engines.vllm import ENGINE
 
 
 def check(items: list[str], version: str | None = None) -> list[ParameterProblem]:
-    return list(vllm.read(items, version).problems)
+    return list(vllm.ENGINE.read(items, version).problems)
 
 
 def detail(*items: str, version: str = "0.28.0") -> str:
@@ -26,11 +26,11 @@ def detail(*items: str, version: str = "0.28.0") -> str:
 
 
 def default(name: str, version: str) -> str:
-    return next(p.default for p in parameters(version) if p.name == name)
+    return next(p.default for p in ENGINE.parameters(version) if p.name == name)
 
 
 def choices(name: str, version: str) -> list[str]:
-    return next(p.allowed_values for p in parameters(version) if p.name == name)
+    return next(p.allowed_values for p in ENGINE.parameters(version) if p.name == name)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_all_problems_are_reported_at_once_in_order() -> None:
 
 def test_values_can_be_read() -> None:
     items = ["-tp", "2", "--max_model_len=32k", "--no-enable-prefix-caching", "-O3", "-cc.mode=3"]
-    assert vllm.read(items).values == {
+    assert vllm.ENGINE.read(items).values == {
         "tensor-parallel-size": 2,
         "max-model-len": 32_000,
         "enable-prefix-caching": False,
@@ -243,7 +243,7 @@ def test_no_vector_makes_the_check_fail(items: list[str]) -> None:
 
 
 def test_descriptions_are_short_sentences() -> None:
-    for parameter in vllm.parameters("0.33.0"):
+    for parameter in vllm.ENGINE.parameters("0.33.0"):
         assert 20 <= len(parameter.description) <= 300, parameter.name
         assert parameter.description.endswith("."), parameter.name
         assert parameter.description[0].isupper(), parameter.name

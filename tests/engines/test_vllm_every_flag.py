@@ -33,7 +33,7 @@ every_release = pytest.mark.parametrize(
 
 
 def check(items: Sequence[str], release: str) -> list[ParameterProblem]:
-    return list(vllm.read(items, release).problems)
+    return list(vllm.ENGINE.read(items, release).problems)
 
 
 def order(version: str) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ def test_misspelt_flag_is_refused_and_the_right_one_is_told(release: str) -> Non
 
 @every_release
 def test_help_lists_every_flag_of_the_user_with_text_defaults(release: str) -> None:
-    listed = {parameter.name: parameter for parameter in vllm.parameters(release)}
+    listed = {parameter.name: parameter for parameter in vllm.ENGINE.parameters(release)}
     expected = {record["name"]: record for record in settable(release)}
     assert listed.keys() == expected.keys()
     for name, parameter in listed.items():

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.foreign_files.mutations import SEED_CONFIG, write_seed
 from exo_inference import foreign_files
-from exo_inference.cli.plan.model_files import read_model
+from exo_inference.cli.plan.planners import read_model_files
 from exo_inference.controller.admission.architectures import Architectures
 from exo_inference.foreign_files import bounded_reads, client, safetensors
 from exo_inference.foreign_files.architecture_json import decode
@@ -84,7 +84,7 @@ async def test_no_event_loop_stops_for_what_the_child_says(
 
 
 def test_a_plan_of_a_folder(model: Path) -> None:
-    assert read_model(model).checkpoint_bytes == 32
+    assert read_model_files(model).checkpoint_bytes == 32
 
 
 async def test_a_download_and_what_the_hub_shows_of_it(model: Path, tmp_path: Path) -> None:

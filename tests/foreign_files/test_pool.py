@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from exo_inference.foreign_files.child import MAX_PROCESSOR_SECONDS, TookTooLong
-from exo_inference.foreign_files.pool import QUICK_PROCESSOR_SECONDS, Pool
-from exo_inference.foreign_files.turns import Turns
+from exo_inference.foreign_files.pool import QUICK_PROCESSOR_SECONDS, Pool, Turns
 
 
 class Readers:

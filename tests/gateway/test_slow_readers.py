@@ -11,7 +11,7 @@ from aiohttp import web
 
 from exo_inference.byte_budget import ByteBudget
 from exo_inference.connection_limits import STALLED_SECONDS
-from exo_inference.gateway import answer_relay
+from exo_inference.gateway import answer_stream
 
 MIB = 1 << 20
 
@@ -82,7 +82,7 @@ async def test_usage_ahead_of_a_long_answer_counts_for_a_client_that_leaves_it(s
 
 
 async def test_answers_that_are_not_taken_have_one_room_together(stack, monkeypatch):
-    monkeypatch.setattr(answer_relay, "MAX_WHOLE_BYTES", 64 * MIB)
+    monkeypatch.setattr(answer_stream, "MAX_WHOLE_BYTES", 64 * MIB)
     stack.gateway._proxy._room = ByteBudget(2 * MIB)
     written = []
     for engine in stack.engines:

@@ -78,6 +78,13 @@ def test_every_family_is_compared_with_a_model() -> None:
     assert FAMILIES.keys() - compared == UNCHECKED - compared
 
 
+def test_the_page_names_the_families_that_were_compared_with_nothing() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/concepts/planning.md").read_text("utf-8")
+    named = re.search(r"except those of\n(.*), for which there was nothing to compare", page)
+    assert named is not None
+    assert re.findall(r"`([^`]+)`", named[1]) == sorted(UNCHECKED)
+
+
 def test_the_page_lists_the_model_types_that_are_known() -> None:
     page = Path(__file__).parents[2].joinpath("docs/concepts/planning.md").read_text("utf-8")
     listed = page.partition("<!-- model types -->")[2].partition("<!-- end -->")[0]

@@ -14,7 +14,11 @@ from exo_inference.engines import ReplicaCommand
 from exo_inference.engines.exo import ExoEngine
 from exo_inference.platforms.local.observation import Sight, observe
 from exo_inference.platforms.local.replica_dir import Exit, Launch, ReplicaFacts, ReplicaRecord
-from exo_inference.platforms.local.restart_backoff import RestartPlan, backoff_seconds, plan_restart
+from exo_inference.platforms.local.restart_backoff import (
+    RestartDecision,
+    backoff_seconds,
+    decide_restart,
+)
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 
 SETTINGS = LocalPlatformSettings()
@@ -39,8 +43,8 @@ def facts(
     return ReplicaFacts(record, False, launch, None, ended, False, ready_run)
 
 
-def plan(replica: ReplicaFacts, now: float) -> RestartPlan:
-    return plan_restart(replica, now, BOOT, SETTINGS)
+def plan(replica: ReplicaFacts, now: float) -> RestartDecision:
+    return decide_restart(replica, now, BOOT, SETTINGS)
 
 
 def test_crash_waits_and_counts() -> None:
@@ -66,15 +70,15 @@ def test_long_run_starts_the_count_anew() -> None:
 
 
 def test_run_that_was_stopped_starts_again_at_once() -> None:
-    assert plan(facts(failures=2, stop_asked=True), now=1005.0) == RestartPlan(2, False, 0.0)
+    assert plan(facts(failures=2, stop_asked=True), now=1005.0) == RestartDecision(2, False, 0.0)
 
 
 def test_user_who_asks_after_a_crash_ends_the_wait() -> None:
-    def asked(at: float) -> RestartPlan:
+    def asked(at: float) -> RestartDecision:
         moment = datetime.fromtimestamp(at, UTC)
-        return plan_restart(facts(failures=9), 1006.0, BOOT, SETTINGS, restarted_at=moment)
+        return decide_restart(facts(failures=9), 1006.0, BOOT, SETTINGS, restarted_at=moment)
 
-    assert asked(1005.5) == RestartPlan(0, False, 0.0)
+    assert asked(1005.5) == RestartDecision(0, False, 0.0)
     assert asked(1004.5).wait_seconds > 1
 
 
@@ -92,24 +96,24 @@ def test_clock_that_is_set_forward_ends_the_wait() -> None:
 
 def test_what_was_asked_before_the_clock_was_set_back_does_not_excuse_later_crashes() -> None:
     asked = datetime.fromtimestamp(1005.0 + HOUR, UTC)
-    found = plan_restart(facts(failures=9), 1006.0, BOOT, SETTINGS, restarted_at=asked)
+    found = decide_restart(facts(failures=9), 1006.0, BOOT, SETTINGS, restarted_at=asked)
     assert found.failures == 10
     assert found.wait_seconds > 1
     # Both were before it was set back.
-    found = plan_restart(facts(failures=9), 1006.0 - HOUR, BOOT, SETTINGS, restarted_at=asked)
-    assert found == RestartPlan(0, False, 0.0)
+    found = decide_restart(facts(failures=9), 1006.0 - HOUR, BOOT, SETTINGS, restarted_at=asked)
+    assert found == RestartDecision(0, False, 0.0)
 
 
 def test_user_who_asks_after_the_clock_was_set_back_is_heard() -> None:
     now = 1006.0 - HOUR
     asked = datetime.fromtimestamp(now - 1, UTC)
-    found = plan_restart(facts(failures=9), now, BOOT, SETTINGS, restarted_at=asked)
-    assert found == RestartPlan(0, False, 0.0)
+    found = decide_restart(facts(failures=9), now, BOOT, SETTINGS, restarted_at=asked)
+    assert found == RestartDecision(0, False, 0.0)
 
 
 def test_run_that_ended_with_the_machine_is_no_crash() -> None:
     replica = facts(failures=2, ran_seconds=None, boot_id="the boot before")
-    assert plan(replica, now=1005.0) == RestartPlan(2, False, 0.0)
+    assert plan(replica, now=1005.0) == RestartDecision(2, False, 0.0)
 
 
 def test_end_that_nobody_recorded_is_a_crash() -> None:

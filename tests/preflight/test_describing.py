@@ -26,7 +26,7 @@ def test_flags_are_pasted_as_one_option_together_with_those_that_were_there() ->
         flags = shlex.split(option.partition("=")[2])
         assert "--seed=7" in flags
         assert '--limit-mm-per-prompt={"image":1}' in flags
-        assert vllm.read(flags).problems == ()
+        assert vllm.ENGINE.read(flags).problems == ()
 
 
 def test_what_is_pasted_fits() -> None:

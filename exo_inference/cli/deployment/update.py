@@ -118,6 +118,7 @@ def update(
     replaced one after the other, each only when its successor answers. Flags that do not exist in
     another version of the engine stop the change, unless `--migrate` is given.
     """
+    # A list of flags is about no deployment, so it comes before one is asked for.
     if wants_parameter_help(parameter_help, search):
         print_parameter_help(session, engine_version, search, engine=engine)
         return
@@ -132,6 +133,7 @@ def update(
             hint="Run `exo dedicated-inference deployment update --help` for examples.",
         )
     _refuse_empty(name, engine_version)
+    # Flags replace all that there are, so none given by mistake would remove them: only `clear` may.
     given = tuple(split_parameters(parameters))
     if clear and given:
         raise UsageError(
@@ -143,11 +145,13 @@ def update(
             "--inference-engine-params is empty, so there is nothing to change",
             hint="Remove all flags of the engine with --clear-inference-engine-params.",
         )
+    # Flags that are given are of the new version already; there is nothing left to migrate.
     if migrate and (given or clear or not engine_version):
         raise UsageError(
             "--migrate takes the present flags to another version of the engine",
             hint="Give it with --inference-engine-version, and without other flags.",
         )
+    # Late, as pydantic takes its time: mistakes above are told at once.
     from exo_inference.resources.wanted import WantedDeployment
 
     options = UpdateOptions(

@@ -39,7 +39,7 @@ def check(session: Session, version: str | None, flags: tuple[str, ...]) -> int:
     """
     from exo_inference.engines import vllm
 
-    problems = vllm.read(flags, version or None).problems
+    problems = vllm.ENGINE.read(flags, version or None).problems
     output = session.output((), configured=False)
     if output.is_structured:
         fields = ("index", "flag", "reason", "detail")

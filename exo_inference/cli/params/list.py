@@ -33,5 +33,5 @@ def list_parameters(session: Session, version: str | None, search: str | None) -
     from exo_inference.cli.deployment.engine_flags import print_parameters
     from exo_inference.engines import vllm
 
-    parameters = vllm.parameters(version or None)
+    parameters = vllm.ENGINE.parameters(version or None)
     print_parameters(session, parameters, search)

@@ -23,6 +23,7 @@ from exo_inference.engines.flags.catalogue import is_listed, listed_releases
 from exo_inference.engines.registry import engine_release
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.host_memory import read_host_memory
+from exo_inference.model_description import CONFIG_NAME
 from exo_inference.planner import (
     Architecture,
     Gpu,
@@ -249,10 +250,8 @@ def find_planner(session: Session, options: PlanOptions) -> Planner:
     """
     extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
     if options.model_path is not None:
-        from exo_inference.cli.plan.model_files import read_model
-
         return LocalPlanner(
-            read_model(options.model_path), options.wanted, extra, state_of(session)
+            read_model_files(options.model_path), options.wanted, extra, state_of(session)
         )
     name = None if options.wanted.model is None else options.wanted.model.name
     if name is None:
@@ -263,6 +262,36 @@ def find_planner(session: Session, options: PlanOptions) -> Planner:
         if options.offline:
             raise _nowhere(unknown, []) from unknown
         return _find_online(session, options.wanted, name, extra, unknown)
+
+
+def read_model_files(path: Path) -> Architecture:
+    """Return the model in a directory, or the one that a config.json describes.
+
+    Damaged files are refused with their names, so that no plan is made of half a model.
+
+    Raises:
+        UsageError: there is nothing, or something in it cannot be read.
+    """
+    from exo_inference import foreign_files
+    from exo_inference.foreign_files import ForeignFileError, ReadingFailed
+
+    if not path.exists():
+        raise UsageError(
+            f"--model: {path} does not exist, expected a directory or a config.json",
+            hint="To plan a model by its name, use --model-name.",
+        )
+    if path.is_dir() and not (path / CONFIG_NAME).is_file():
+        raise UsageError(
+            f"--model: there is no config.json in {path}",
+            hint="Give the directory that the model was saved in, or its config.json.",
+        )
+    try:
+        return foreign_files.describe_model(path, is_strict=True)
+    except (ForeignFileError, ReadingFailed) as error:
+        raise UsageError(
+            f"--model: {error.message}",
+            hint="Mend or fetch that file again; a config.json alone can be planned as well.",
+        ) from error
 
 
 def _find_online(

@@ -13,7 +13,7 @@ from exo_inference.controller.admission.problems import Issue, field_issue
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import UpdateDeployment, WireModel
 
-Reading = tuple[WantedDeployment, tuple[Issue, ...]]
+BodyReading = tuple[WantedDeployment, tuple[Issue, ...]]
 """What a body asks for, and what is wrong with its form."""
 
 _ANOTHER = (
@@ -34,13 +34,13 @@ _NOT_BY_UPDATE = {
 
 def read_wanted(
     form: type[WireModel], body: dict[str, Any], *, may_lack: Sequence[str] = ()
-) -> Reading:
+) -> BodyReading:
     """Read a body of this form, which may leave out some fields that the form requires."""
     fields = Fields(form, body, may_lack)
     return to_wanted(fields.values), tuple(fields.issues)
 
 
-def read_update(body: dict[str, Any]) -> Reading:
+def read_update(body: dict[str, Any]) -> BodyReading:
     """Read the body of an update, which changes few of the fields."""
     wanted, issues = read_wanted(UpdateDeployment, body)
     others = [

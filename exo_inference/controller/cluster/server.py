@@ -130,10 +130,12 @@ async def serve_on_cluster(
         async with contextlib.AsyncExitStack() as stack:
             api = await KubernetesApi.connect(pod.kubeconfig, pod.inference_namespace)
             stack.push_async_callback(api.close)
+            # The store seals ids with a key of the box, and all controllers must have the same one.
             secret_box = await open_shared_box(api, Records(api))
             store = await KubernetesStore.open(api, seal=secret_box.uid_seal)
             stack.push_async_callback(store.close)
             platforms = await stack.enter_async_context(opening(api, cluster, leadership.wake))
+            # More room may be what a deployment waits for; whoever does not lead has nothing to wake.
             platforms.watch_capacity(leadership.wake_held)
             credentials = SharedCredentials(api, cluster.credentials_secret)
             await credentials.open()
@@ -153,8 +155,10 @@ async def serve_on_cluster(
             # A container that starts again in its pod is another candidate than the one that died.
             identity = f"{pod.name}_{uuid.uuid4().hex[:8]}"
             election = LeaderElection(api.impatient(), cluster.lease, identity, cluster.lease_times)
+            # A step that lost its lease in between must not write: another controller may be at it.
             platforms.begin_while(lambda: election.is_leading)
 
+            # Every controller answers and so needs fresh credentials; only the elected one reconciles.
             async def work() -> None:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(credentials.refresh(), name="credentials")

@@ -1,5 +1,6 @@
 """Who may call: the EXO2-HMAC-SHA256 signature, checked over the raw path and the raw body.
 
+Of the API alone: requests to models have Bearer keys, which `exo_inference.gateway.keys` checks.
 `middleware.py` calls `Verifier.verify` before any route runs. Whatever cannot be checked is
 refused. Equal requests have equal signatures, so a repeat cannot be told from a retry: what becomes
 of that is said in `replays.py`. The signature covers the values of query arguments and not their

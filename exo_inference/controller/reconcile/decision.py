@@ -1,7 +1,8 @@
 """What to do for a deployment, and what its replicas mean. Pure: snapshot in, decision out.
 
 The reconciler loads, calls `decide`, executes, calls `assess_deployment` on what it then
-sees, and writes the status. No clock, no I/O, nothing remembered.
+sees, and writes the status. No clock, no I/O, nothing remembered. When one replica that ended starts again is its
+platform's decision: `platforms/local/restart_backoff.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A replica that hangs closes no connection. The controller finds out and takes it from the routing
 table; requests that wait for it are then given up after a while, and tried elsewhere. One that is
-draining leaves the table as well, and answers what it has. Lives on one event loop.
+draining leaves the table as well, and answers what it has. An answer that had begun is ended by `answer_stream.py`.
+Lives on one event loop.
 """
 
 from __future__ import annotations

@@ -201,6 +201,7 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
             (name, "everything", f"cannot size it, because {model.cannot_size}")
         )
         return
+    # From here on until the plan: what a case has to state so that nothing of a start can be compared by chance.
     if case.get("approximate") and not grades.includes_unstated:
         grades.not_graded.append((name, "everything", "its source rounds the figures"))
         return
@@ -221,10 +222,12 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         grades.not_graded.append((name, "everything", result.problems[0].detail))
         return
     stage = stated_stage(case)
+    # Without its draft model the plan lacks weights and cache that the start had.
     if any(problem.code == "draft-model" for problem in result.problems):
         grades.not_graded.append((name, "everything", "its draft model is not known"))
         return
     is_foreign = rules.static_share is not None and is_of_other_maker(case)
+    # These two follow from the model and the flags, so they are graded of old releases and unknown GPUs, too.
     _grade_weights(name, model, result, observed, stage, grades, is_foreign=is_foreign)
     _grade_printed_memory(name, model, case, parameters, version, grades)
     is_old = version is not None and rules.version < rules.oldest
@@ -233,6 +236,7 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         reason = f"the rules of {rules.title} {version} were not read; those here begin at {oldest}"
         grades.not_graded.append((name, "available KV memory, fit", reason))
         return
+    # The cache is what is left of a GPU's memory: one thing that is not stated changes all of it.
     missing = [what for what, here in (("GPU", gpu), ("engine version", version)) if here is None]
     missing += [] if grades.includes_unstated else unstated_flags(case)
     missing += ["model"] if is_inferred(case, "model") and not grades.includes_unstated else []
@@ -241,11 +245,13 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         reason = f"its {' and '.join(dict.fromkeys(missing))} is not stated"
         grades.not_graded.append((name, "available KV memory, fit", reason))
         return
+    # The start found this much free, which another process may have lessened; the plan is to start from there.
     free = observed.get("free_at_start_gib")
     if free is not None and gpu is not None:
         count = int(case.get("gpu_count") or 1)
         result = plan(model, gpu, count, parameters, free_bytes=int(free * GIB))
     unstated = is_kv_type_unstated(case) and not grades.includes_unstated
+    # With the check switched off an engine starts although it does not fit.
     lifted = lifted_check(case)
     if lifted is not None:
         grades.not_graded.append((name, "fit", f"it was started with {lifted}"))

@@ -158,7 +158,7 @@ def _compute_step(result: Plan, basis: LlamaBasis) -> Step:
 
 
 def _term_text(term: str, size: float, basis: LlamaBasis) -> str:
-    """Return what lives there, with the numbers of which its size is the product."""
+    """Return a term of the compute buffers, and the product that its size is."""
     tokens = basis.context.batch
     model = basis.asked.model
     if term == Term.ACTIVATIONS:

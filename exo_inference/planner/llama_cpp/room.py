@@ -20,7 +20,7 @@ from exo_inference.planner.llama_cpp.constants import (
 )
 from exo_inference.planner.llama_cpp.setting import Context, LlamaSetting, resolve
 from exo_inference.planner.llama_cpp.sizes import DeviceSizes, Sizes, measure
-from exo_inference.planner.memory import Component
+from exo_inference.planner.memory import Component, found_bytes
 from exo_inference.planner.model.architecture import Architecture
 
 _STEP = 256
@@ -67,8 +67,7 @@ class Asked:
     @property
     def room(self) -> int:
         """What a GPU has for everything."""
-        reported = self.gpu.reported_bytes
-        return reported if self.free_bytes is None else min(reported, self.free_bytes)
+        return found_bytes(self.gpu, self.free_bytes)
 
     @property
     def least_room(self) -> int:

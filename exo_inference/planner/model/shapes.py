@@ -153,6 +153,6 @@ class VisionShape:
     num_layers: int
     max_tokens: int
     """Patches of the largest image the profile run encodes."""
-    stated: tuple[int, int] | None = None
+    sizes_in_config: tuple[int, int] | None = None
     """Layers and hidden size as `vision_config` names them in most configs, 24 and 1,024 where it does not; None without
     one: what engines go by that know no families."""

@@ -34,19 +34,19 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
     if built is None:
         return None
     weights, shape, is_known = built
-    return weights, replace(shape, stated=_stated_sizes(fields)), is_known
+    return weights, replace(shape, sizes_in_config=_sizes_in_config(fields)), is_known
 
 
-def _stated_sizes(fields: ConfigFields) -> tuple[int, int] | None:
-    stated = fields.outer.get("vision_config")
-    if not isinstance(stated, Mapping):
+def _sizes_in_config(fields: ConfigFields) -> tuple[int, int] | None:
+    vision = fields.outer.get("vision_config")
+    if not isinstance(vision, Mapping):
         return None
     sizes = []
     for names, otherwise in (
         (("num_hidden_layers", "vt_num_hidden_layers"), 24), (("hidden_size", "vt_hidden_size"), 1024),
     ):  # fmt: skip
         found = next(
-            (stated[name] for name in names if isinstance(stated.get(name), int)), otherwise
+            (vision[name] for name in names if isinstance(vision.get(name), int)), otherwise
         )
         sizes.append(min(max(found, 0), 2**20))
     return sizes[0], sizes[1]

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.memory import Component
 from exo_inference.planner.parallel.all_reduce import NOTHING, fused_all_reduce
@@ -13,7 +15,9 @@ from exo_inference.planner.parallel.all_to_all import (
     all_to_all_bytes,
     spreads_experts,
 )
-from exo_inference.planner.resolved_setting import Setting
+
+if TYPE_CHECKING:
+    from exo_inference.planner.resolved_setting import Setting
 
 
 def communication_component(setting: Setting) -> Component | None:

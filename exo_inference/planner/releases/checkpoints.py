@@ -83,7 +83,7 @@ def check_release(model: Architecture, parameters: EngineParameters) -> list[Pro
 
 
 def allow_deprecated(model: Architecture, parameters: EngineParameters) -> tuple[str, ...] | None:
-    """Return the flags without a bearing with the one that has a deprecated method read; None where none is needed."""
+    """Return the flags that the planner does not read, with the one that allows a deprecated method; None where none is needed."""
     rules = parameters.rules
     method = (parameters.quantization or "").lower()
     if model.quantization is not None:

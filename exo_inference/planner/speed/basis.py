@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from exo_inference.planner.memory import offloaded_bytes
 from exo_inference.planner.processor.lacks import why_not_estimated
-from exo_inference.planner.resolved_setting import Setting
 from exo_inference.planner.speed.inputs import SpeedInputs
-from exo_inference.planner.verdict import Plan
+
+if TYPE_CHECKING:
+    from exo_inference.planner.resolved_setting import Setting
+    from exo_inference.planner.verdict import Plan
 
 
 def _capacity_tokens(setting: Setting, sized: Plan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from exo_inference.planner.speed.estimate import batch_speed, prompt_speed
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
@@ -11,7 +12,9 @@ from exo_inference.planner.speed.processor import (
     processor_batch,
     processor_prompt,
 )
-from exo_inference.planner.verdict import Plan
+
+if TYPE_CHECKING:
+    from exo_inference.planner.verdict import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,18 @@ for them the plan is tight. `planning.py` asks. All sizes are bytes on one GPU.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from exo_inference.planner import state_blocks
 from exo_inference.planner.gpu_catalog import GIB, MIB
 from exo_inference.planner.kv_cache import state_page_bytes
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.overheads import GRAPHS_CODE
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.resolved_setting import Setting, Stage
 from exo_inference.planner.static.cache_types import is_eight_bit_unasked
+
+if TYPE_CHECKING:
+    from exo_inference.planner.resolved_setting import Setting, Stage
 
 
 def num_states(setting: Setting, stage: Stage, available: int) -> int | None:

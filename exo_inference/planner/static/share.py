@@ -212,10 +212,10 @@ def _encoder_factor(model: Architecture) -> float:
 
     The size is what `adjust_mem_fraction_for_vlm` reads of the config, whatever the encoder's family calls it.
     """
-    stated = model.vision.stated if model.vision is not None else None
-    if stated is None:
+    sizes = model.vision.sizes_in_config if model.vision is not None else None
+    if sizes is None:
         return 1.0
-    ratio = stated[0] * stated[1] ** 2 / (24 * 1024**2)
+    ratio = sizes[0] * sizes[1] ** 2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
 
 

@@ -43,7 +43,7 @@ from exo_inference.platforms.local.replica_dir import (
     list_replicas,
     sweep,
 )
-from exo_inference.platforms.local.restart_backoff import RestartPlan
+from exo_inference.platforms.local.restart_backoff import RestartDecision
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, simulation_document
 from exo_inference.platforms.local.start_decision import Go
@@ -137,14 +137,18 @@ class Lifecycle:
         return replace(facts, record=record)
 
     async def start(
-        self, desired: DesiredDeployment, facts: ReplicaFacts, restart: RestartPlan | None, go: Go
+        self,
+        desired: DesiredDeployment,
+        facts: ReplicaFacts,
+        restart: RestartDecision | None,
+        go: Go,
     ) -> bool:
         """Start a replica that does not run; False when it cannot be started now."""
         record = await self._placement.allocate(facts.record)
         if record is None:
             return False
         try:
-            launch = await self._plan_launch(desired, facts, record, restart, go)
+            launch = await self._make_launch(desired, facts, record, restart, go)
             pid = await asyncio.to_thread(self._spawn, facts, launch)
         except PlatformError as error:
             self._obstacles[facts.name] = error.text
@@ -160,12 +164,12 @@ class Lifecycle:
         logger.info("started replica %s, run %d, shim %d", facts.name, launch.run, pid)
         return True
 
-    async def _plan_launch(
+    async def _make_launch(
         self,
         desired: DesiredDeployment,
         facts: ReplicaFacts,
         record: ReplicaRecord,
-        restart: RestartPlan | None,
+        restart: RestartDecision | None,
         go: Go,
     ) -> Launch:
         directory = self._replicas_dir / facts.name

@@ -14,7 +14,7 @@ from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
 from exo_inference.platforms.local.health import Trend
 from exo_inference.platforms.local.placement import is_simulated
 from exo_inference.platforms.local.replica_dir import SOCKET_NAME, ReplicaFacts
-from exo_inference.platforms.local.restart_backoff import RestartPlan
+from exo_inference.platforms.local.restart_backoff import RestartDecision
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.stops import Part, Stop
 
@@ -39,7 +39,7 @@ class Sight:
     facts: ReplicaFacts
     trend: Trend | None = None
     stop: Stop | None = None
-    restart: RestartPlan | None = None
+    restart: RestartDecision | None = None
     failure: Failure | None = None
     obstacle: str = ""
     final: bool = False

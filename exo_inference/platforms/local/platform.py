@@ -43,7 +43,7 @@ from exo_inference.platforms.local.observation import Sight, has_failed, observe
 from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import read_boot_id
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaFacts, list_replicas
-from exo_inference.platforms.local.restart_backoff import plan_restart
+from exo_inference.platforms.local.restart_backoff import decide_restart
 from exo_inference.platforms.local.rollout import RolloutReplica, decide_rollout
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, find_mismatch
@@ -247,7 +247,7 @@ class LocalPlatform:
             return await self._see_running(facts)
         self._history.forget(facts.name)
         self._stops.forget(facts.name)
-        restart = plan_restart(
+        restart = decide_restart(
             facts,
             time.time(),
             self._boot_id,

@@ -15,7 +15,7 @@ from exo_inference.platforms.local.settings import LocalPlatformSettings
 
 
 @dataclass(frozen=True, slots=True)
-class RestartPlan:
+class RestartDecision:
     """What the last run means for the next.
 
     Attributes:
@@ -31,14 +31,14 @@ class RestartPlan:
     out_of_memory: bool = False
 
 
-def plan_restart(
+def decide_restart(
     facts: ReplicaFacts,
     now: float,
     boot_id: str,
     settings: LocalPlatformSettings,
     *,
     restarted_at: datetime | None = None,
-) -> RestartPlan:
+) -> RestartDecision:
     """Say when a replica that does not run may start.
 
     Runs that were asked to stop, or that ended with the machine, are no crashes. Neither does a
@@ -46,14 +46,14 @@ def plan_restart(
     """
     launch, ended = facts.launch, facts.exit
     if launch is None:
-        return RestartPlan(failures=0, crashed=False, wait_seconds=0.0)
+        return RestartDecision(failures=0, crashed=False, wait_seconds=0.0)
     if ended is None and launch.boot_id != boot_id:
-        return RestartPlan(launch.failures, crashed=False, wait_seconds=0.0)
+        return RestartDecision(launch.failures, crashed=False, wait_seconds=0.0)
     if ended is not None and ended.stop_asked:
-        return RestartPlan(launch.failures, crashed=False, wait_seconds=0.0)
+        return RestartDecision(launch.failures, crashed=False, wait_seconds=0.0)
     ended_at = ended.finished_at if ended else launch.spawned_at
     if restarted_at is not None and _is_asked_since(restarted_at.timestamp(), ended_at, now):
-        return RestartPlan(failures=0, crashed=False, wait_seconds=0.0)
+        return RestartDecision(failures=0, crashed=False, wait_seconds=0.0)
     ran_seconds = (ended_at if ended else now) - launch.spawned_at
     failures = 1 if ran_seconds >= settings.stable_seconds else launch.failures + 1
     out_of_memory = ended is not None and ended.out_of_memory
@@ -64,7 +64,7 @@ def plan_restart(
             delay = min(delay, settings.max_backoff_after_kill_seconds)
     # Once the clock was set back nobody knows how long it waited; it must not wait for the clock.
     left = max(0.0, delay - (now - ended_at)) if now >= ended_at else 0.0
-    return RestartPlan(failures, crashed=True, wait_seconds=left, out_of_memory=out_of_memory)
+    return RestartDecision(failures, crashed=True, wait_seconds=left, out_of_memory=out_of_memory)
 
 
 def _is_asked_since(asked_at: float, ended_at: float, now: float) -> bool:

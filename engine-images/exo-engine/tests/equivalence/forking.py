@@ -82,9 +82,9 @@ class Forked:
 
 def fork_for_ever(server: socket.socket) -> None:
     """Fork a process for each socket that comes, until nobody is left to ask for one."""
-    from exo_engine.core import executor_process, loading
+    from exo_engine.core import executor_process
 
-    loading.load_here = noting_cache(loading.load_here)
+    executor_process.load_here = noting_cache(executor_process.load_here)
     executor_process.unpack_frame = poisoning(executor_process.unpack_frame)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them; they tell how they end
     while True:

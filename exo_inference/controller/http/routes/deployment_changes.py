@@ -73,7 +73,7 @@ async def change(context: Context, request: Request, asked: Asked) -> Operation:
     while True:
         names = asked.models(await load(context.store, InferenceDeployment, request))
         # One change at a time in this process.
-        async with context.judging(asked.families, *names) as world:
+        async with context.hold_world(asked.families, *names) as world:
             operation = await _record(context, request, asked, names, world, identity)
         if operation is not None:
             return operation

@@ -77,7 +77,7 @@ async def create_deployment(request: Request) -> Response:
     identity = await operations.identify_request(request)
     families = await context.families()
     draft_name = admission.find_draft_name(wanted, families)
-    async with context.judging(families, wanted.model or ModelRef(), draft_name) as world:
+    async with context.hold_world(families, wanted.model or ModelRef(), draft_name) as world:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
         admitted = await asyncio.to_thread(

@@ -62,7 +62,7 @@ class Events:
         """Write events. A failure is logged: what they are about has happened all the same."""
         planned: dict[str, dict[str, Any]] = {}
         for event in events:
-            name, body = self._plan(kind, about, event)
+            name, body = self._next_write(kind, about, event)
             planned[name] = {**planned.get(name, {}), **body}
         writes = list(planned.items())
         try:
@@ -86,7 +86,7 @@ class Events:
         """Forget an object that is gone; the cluster forgets its events by itself."""
         self._written.pop(uid, None)
 
-    def _plan(
+    def _next_write(
         self, kind: type[Resource], about: Stored, event: NewEvent
     ) -> tuple[str, dict[str, Any]]:
         """Return what to write: a new event by its name, or another count of the last one."""

@@ -208,7 +208,7 @@ class Records:
         await self._try(self._api.create(self._path(), body))
 
     async def add_departed(self, subject: OperationSubject) -> None:
-        """Note whose id this was; the object goes now. What was noted of an object before it is over."""
+        """Record whose id this was, as the object is deleted now. This replaces an earlier record of that object."""
         nothing = IdempotentRequest(fingerprint="", result_id="")
         spec = OperationSpec(subject=subject, request=nothing)
         body = _record(f"departed-{subject.uid}", "departed", spec)

@@ -8,14 +8,14 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim, P pages, B t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.attention.kv_cache import KVCache
-from exo_engine.attention.layer import AttentionLayer, CachedLayer
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, attention_layers
 from exo_engine.attention.layout import StepLayout
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.attention import attend
@@ -45,7 +45,7 @@ class CpuAttention(AttentionBackend):
                 hint="Leave --attention-backend out, or use reference.",
             )
         self._kernels: Kernels = kernels
-        self._layers = dict(_attention_layers(layers))
+        self._layers = dict(attention_layers(layers))
         self._cache = cache
         self._pages = {index: self._view_pages(index) for index in self._layers}
         self._layout: StepLayout | None = None
@@ -191,12 +191,6 @@ class CpuAttention(AttentionBackend):
         )
 
 
-def _attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, AttentionLayer]]:
-    for index, layer in enumerate(layers):
-        if isinstance(layer, AttentionLayer):
-            yield index, layer
-
-
 def _is_merged(layer: AttentionLayer, rotation: Rotation) -> bool:
     """Whether `rotate_and_store` does all that this layer does with its heads."""
     turns_all = 2 * rotation.cosines.shape[1] == layer.head_dim
@@ -207,6 +201,6 @@ def _kernels_for(layers: Sequence[CachedLayer], cache: KVCache) -> Kernels | Non
     is_known = cache.dtype == torch.bfloat16 and cache.stored in (torch.bfloat16, torch.int8)
     is_readable = is_known and all(
         can_read(layer.head_dim, cache.block_size) and not layer.num_latent
-        for _, layer in _attention_layers(layers)
+        for _, layer in attention_layers(layers)
     )
     return kernels_for(torch.bfloat16, cache.device) if is_readable else None

@@ -5,6 +5,7 @@ Attention masks by a layer's reach, and the block manager gives back blocks that
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -87,3 +88,10 @@ class StateLayer:
 
 
 CachedLayer = AttentionLayer | StateLayer
+
+
+def attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, AttentionLayer]]:
+    """Yield the layers that attend, with their places among all."""
+    for index, layer in enumerate(layers):
+        if isinstance(layer, AttentionLayer):
+            yield index, layer

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.attention.kv_cache import KVCache
-from exo_engine.attention.layer import AttentionLayer, CachedLayer
+from exo_engine.attention.layer import CachedLayer, attention_layers
 from exo_engine.attention.layout import StepLayout
 from exo_engine.attention.prompts import PlannedPrompts, PromptWay
 from exo_engine.attention.rehearsal import lengths_up_to, step_of_nobody
@@ -70,7 +70,7 @@ class TritonAttention(AttentionBackend):
                 param="attention-backend",
                 hint="Leave --attention-backend out, or use reference.",
             )
-        self.layers = dict(_attention_layers(layers))
+        self.layers = dict(attention_layers(layers))
         self._cache = cache
         self._is_fixed = self.is_batch_invariant = is_fixed
         self._target = Target.of(cache.device)
@@ -308,17 +308,11 @@ def _joined(states: Tensor) -> Tensor:
     return states if is_joined else states.contiguous()
 
 
-def _attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, AttentionLayer]]:
-    for index, layer in enumerate(layers):
-        if isinstance(layer, AttentionLayer):
-            yield index, layer
-
-
 def _problem(layers: Sequence[CachedLayer], cache: KVCache) -> str | None:
     """Return why it cannot serve these layers, or None."""
     if cache.device.type != "cuda" and not IS_INTERPRETED:
         return f"needs a GPU, and the model is on device {cache.device.type!r}"
-    found = dict(_attention_layers(layers))
+    found = dict(attention_layers(layers))
     latents = [layer for layer in found.values() if layer.num_latent]
     for layer in latents:
         if layer.value_dim > MAX_LATENT or layer.head_dim - layer.value_dim > MAX_TAIL:

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from exo_engine.config import EngineConfig, ResolvedConfig
 from exo_engine.core.executor import Executor
-from exo_engine.core.executor_process import ProcessExecutor
-from exo_engine.core.loading import LoadedCore, load_here, make_scheduler
+from exo_engine.core.executor_process import ProcessExecutor, load_here
+from exo_engine.core.loading import LoadedCore, make_scheduler
 from exo_engine.core.measurements import Measurements
 from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.ranks.process import check_ranks

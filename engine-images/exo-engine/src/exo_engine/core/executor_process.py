@@ -226,10 +226,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def load_here(
+    config: EngineConfig, start_up: StartUp, group: RankGroup | None = None
+) -> LoadedCore:
+    """Load in this process what a configuration asks for, simulated or not.
+
+    Args:
+        config: what to load and how.
+        start_up: told what loading is at.
+        group: what this rank exchanges with others of the same model; None: it has all of it.
+
+    Raises:
+        EngineError: as `load` and `load_simulated` do.
+    """
+    # Both import torch, and a real deployment needs nothing of simulations.
+    if config.simulation is None:
+        from exo_engine.core.loading import load
+
+        return load(config, start_up, group)
+    from exo_engine.simulation.loading import load_simulated
+
+    return load_simulated(config, start_up)
+
+
 def _serve(link: FrameSocket, options: argparse.Namespace) -> None:
     """Load, then compute for ever; ends by an error, or by `ConnectionEnded`."""
-    from exo_engine.core.loading import load_here  # imports torch
-
     ((_, payload),) = link.receive(is_waiting=True)
     config, is_first = pickle.loads(payload), options.rank == 0  # noqa: S301  (from our own parent)
     start_up = StartUp(partial(link.send, "progress")) if is_first else StartUp()

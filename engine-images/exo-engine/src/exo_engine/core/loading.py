@@ -81,26 +81,6 @@ class LoadedCore:
     """Longest prompt whose own log-probabilities can be computed; None: any."""
 
 
-def load_here(
-    config: EngineConfig, start_up: StartUp, group: RankGroup | None = None
-) -> LoadedCore:
-    """Load in this process what a configuration asks for, simulated or not.
-
-    Args:
-        config: what to load and how.
-        start_up: told what loading is at.
-        group: what this rank exchanges with others of the same model; None: it has all of it.
-
-    Raises:
-        EngineError: as `load` and `load_simulated` do.
-    """
-    if config.simulation is None:
-        return load(config, start_up, group)
-    from exo_engine.simulation.loading import load_simulated  # not needed by a real deployment
-
-    return load_simulated(config, start_up)
-
-
 def load(config: EngineConfig, start_up: StartUp, group: RankGroup | None = None) -> LoadedCore:
     """Load the model, or this rank's part of it, and make room for its cache.
 

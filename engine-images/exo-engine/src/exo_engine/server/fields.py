@@ -96,6 +96,13 @@ class Fields:
             raise self.wrong(name, "a string")
         return value
 
+    def required_string(self, name: str) -> str:
+        """Return text that has to be there."""
+        value = self.string(name)
+        if value is None:
+            raise self.wrong(name, "a string")
+        return value
+
     def mapping(self, name: str) -> dict[str, Any]:
         """Return a JSON object, empty if the field is absent."""
         value = self.values.get(name)

@@ -126,13 +126,13 @@ def _user(blocks: list[Fields], role: str) -> list[dict[str, Any]]:
     results = [
         {
             "role": "tool",
-            "tool_call_id": _required(block, "tool_use_id"),
+            "tool_call_id": block.required_string("tool_use_id"),
             "content": _result(block),
         }
         for block in blocks
         if block.values["type"] == "tool_result"
     ]
-    texts = [_required(each, "text") for each in blocks if each.values["type"] == "text"]
+    texts = [each.required_string("text") for each in blocks if each.values["type"] == "text"]
     said = [{"role": role, "content": "".join(texts)}] if texts or not results else []
     return [*results, *said]
 
@@ -148,12 +148,12 @@ def _assistant(blocks: list[Fields]) -> list[dict[str, Any]]:
     for block in blocks:
         kind = block.values["type"]
         if kind == "text":
-            turn.texts.append(_required(block, "text"))
+            turn.texts.append(block.required_string("text"))
         elif kind == "thinking":
-            turn.thoughts.append(_required(block, "thinking"))
+            turn.thoughts.append(block.required_string("thinking"))
         else:
-            function = {"name": _required(block, "name"), "arguments": block.mapping("input")}
-            call = {"id": _required(block, "id"), "type": "function", "function": function}
+            function = {"name": block.required_string("name"), "arguments": block.mapping("input")}
+            call = {"id": block.required_string("id"), "type": "function", "function": function}
             turn.calls.append(call)
     return [turn.message()]
 
@@ -165,14 +165,7 @@ def _text(value: Any, name: str) -> str:
     if not isinstance(value, list):
         raise bad_request(f"{name} must be a string or a list of text blocks", name)
     parts = [_block(each, f"{name}[{i}]", "other") for i, each in enumerate(value)]
-    return "".join(_required(each, "text") for each in parts)
-
-
-def _required(fields: Fields, name: str) -> str:
-    value = fields.string(name)
-    if value is None:
-        raise fields.wrong(name, "a string")
-    return value
+    return "".join(each.required_string("text") for each in parts)
 
 
 def _read_tool(tool: Any, name: str) -> dict[str, Any]:
@@ -182,7 +175,10 @@ def _read_tool(tool: Any, name: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise not_supported(name, f"a tool of type {str(tool['type'])[:40]!r}")
     check_fields(fields, MESSAGES_TOOL)
-    function = {"name": _required(fields, "name"), "parameters": fields.mapping("input_schema")}
+    function = {
+        "name": fields.required_string("name"),
+        "parameters": fields.mapping("input_schema"),
+    }
     for each in ("description", "strict"):
         if fields.has(each):
             function[each] = tool[each]
@@ -197,7 +193,7 @@ def _read_choice(fields: Fields) -> dict[str, Any]:
     check_fields(choice, MESSAGES_NAMED_CHOICE if kind == "tool" else MESSAGES_CHOICE)
     is_parallel = not choice.boolean("disable_parallel_tool_use")
     if kind == "tool":
-        named = {"type": "function", "function": {"name": _required(choice, "name")}}
+        named = {"type": "function", "function": {"name": choice.required_string("name")}}
         return {"tool_choice": named, "parallel_tool_calls": is_parallel}
     if not isinstance(kind, str) or kind not in _CHOICES:
         raise choice.wrong("type", "auto, any, tool or none")

@@ -144,7 +144,7 @@ class _ItemReader:
         elif kind == "function_call":
             self._call(fields)
         elif kind == "function_call_output":
-            message = {"role": "tool", "tool_call_id": _required(fields, "call_id")}
+            message = {"role": "tool", "tool_call_id": fields.required_string("call_id")}
             called = fields.string("name")
             named = {} if called is None else {"name": called}
             self._spoken.append({**message, **named, "content": _text(fields, "output")})
@@ -165,11 +165,11 @@ class _ItemReader:
 
     def _call(self, fields: Fields) -> None:
         call = {
-            "id": _required(fields, "call_id"),
+            "id": fields.required_string("call_id"),
             "type": "function",
             "function": {
-                "name": _required(fields, "name"),
-                "arguments": _required(fields, "arguments"),
+                "name": fields.required_string("name"),
+                "arguments": fields.required_string("arguments"),
             },
         }
         self._turn().calls.append(call)
@@ -181,13 +181,6 @@ class _ItemReader:
         turn = self._spoken[-1]
         assert isinstance(turn, Turn), "just begun"
         return turn
-
-
-def _required(fields: Fields, name: str) -> str:
-    value = fields.string(name)
-    if value is None:
-        raise fields.wrong(name, "a string")
-    return value
 
 
 def _text(fields: Fields, name: str) -> str:
@@ -207,7 +200,7 @@ def _part(part: Any, name: str) -> str:
         raise not_supported(name, f"content of type {part['type'][:40]!r}")
     fields = Fields(part, prefix=f"{name}.")
     check_fields(fields, TEXT_PART)
-    return _required(fields, "text")
+    return fields.required_string("text")
 
 
 def _reasoning_text(fields: Fields) -> str:
@@ -222,7 +215,7 @@ def _reasoning_text(fields: Fields) -> str:
         part = read_object(each, f"{fields.name(where)}[{index}]", RESPONSES_REASONING_PART)
         if part.values.get("type") not in (None, *_REASONING_PARTS):
             raise part.wrong("type", " or ".join(_REASONING_PARTS))
-        texts.append(_required(part, "text"))
+        texts.append(part.required_string("text"))
     return join_reasoning(texts)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.errors import ExoError
-from exo_inference.stream_lines import LineSplitter, async_lines_of, lines_of
+from exo_inference.line_splitter import LineSplitter, async_lines_of, lines_of
 
 TEXT = "data: a\u2028b\u0085c\u2029d\x0be\x0cf\x1cg\rh\r\n\nlast ü"
 LINES = ["data: a\u2028b\u0085c\u2029d\x0be\x0cf\x1cg\rh", "", "last ü"]
