@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import Gpu
-from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import Layer, Shard, Weight
+
+if TYPE_CHECKING:
+    from exo_inference.planner.model.architecture import Architecture
 
 
 @dataclass(frozen=True, slots=True)

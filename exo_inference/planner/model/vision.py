@@ -52,6 +52,10 @@ def _sizes_in_config(fields: ConfigFields) -> tuple[int, int] | None:
     return sizes[0], sizes[1]
 
 
+_CLIP_LARGE = "clip-l-14-224"
+"""What DeepSeek-OCR's config calls the tower that its second version has no more."""
+
+
 def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | None:
     fixed = _FIXED.get(fields.model_type)
     if fixed is not None and (fixed.always or fields.vision is None):
@@ -62,9 +66,7 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
         return None
     towers = fields.vision.get("width")
     if isinstance(towers, Mapping):
-        join = (
-            merging.sam_and_clip if any("clip" in each for each in towers) else merging.sam_and_qwen
-        )
+        join = merging.sam_and_clip if _CLIP_LARGE in towers else merging.sam_and_qwen
         return *join(fields.integer("hidden_size")), True
     inner = {
         **{name: fields.outer.get(name) for name in _OF_PROJECTORS},
