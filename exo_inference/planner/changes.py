@@ -15,6 +15,7 @@ from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
+from exo_inference.planner.releases import prompts
 from exo_inference.planner.releases.checkpoints import allow_deprecated
 from exo_inference.planner.releases.own_code import own_code_flags
 from exo_inference.planner.verdict import Plan
@@ -189,7 +190,8 @@ def _overhead_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     has_room = before.available_kv_bytes_low >= before.needed_kv_bytes_per_gpu
     if lacks_states(before) and has_room and wanted.parameters.rules.subtracts_graphs:
         return  # `_state_changes` says what is enough, but for graphs outside the budget
-    least = max(2048, wanted.model.min_batched_tokens)
+    is_whole = prompts.is_whole(wanted.model, wanted.parameters, before.max_model_len)
+    least = max(2048, wanted.model.min_batched_tokens, before.max_model_len if is_whole else 0)
     for seqs, cost in ((64, 1.6), (16, 2.4)):
         if before.max_num_seqs > seqs:
             smaller = wanted.with_flags(max_num_seqs=seqs)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
@@ -16,7 +18,10 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.planner.releases.checkpoints import check_release
+from exo_inference.planner.releases.dtypes import check_dtype
 from exo_inference.planner.releases.gpus import check_gpu
+from exo_inference.planner.releases.prompts import is_whole
+from exo_inference.planner.releases.sparse import check_sparse
 from exo_inference.planner.static.cache_types import type_problems
 
 MAX_STAGES = 64
@@ -24,7 +29,12 @@ MAX_STAGES = 64
 
 
 def check_request(
-    model: Architecture, gpu: Gpu, gpu_count: int, parameters: EngineParameters, ranks: Ranks
+    model: Architecture,
+    gpu: Gpu,
+    gpu_count: int,
+    parameters: EngineParameters,
+    ranks: Ranks,
+    dtype: str,
 ) -> list[Problem]:
     """Return everything that is wrong apart from memory; which types an engine takes is known of vLLM and exo-engine."""
     rules = parameters.rules
@@ -40,8 +50,9 @@ def check_request(
             *check_gpu(gpu, rules),
             *type_problems(model, gpu, parameters),
         ]
-    problems += _check_steps(model, parameters, rules)
+    problems += _check_steps(model, gpu, parameters, rules)
     problems += _check_types(model, gpu, parameters)
+    problems += check_dtype(model, gpu, parameters, dtype)
     return problems + _check_engine(model, gpu, gpu_count, rules)
 
 
@@ -128,36 +139,44 @@ def _check_length(model: Architecture, parameters: EngineParameters) -> list[Pro
 
 
 def _check_steps(
-    model: Architecture, parameters: EngineParameters, rules: EngineRules
+    model: Architecture, gpu: Gpu, parameters: EngineParameters, rules: EngineRules
 ) -> list[Problem]:
     """Check what the engine's scheduler and attention kernels ask for."""
-    problems, asked, tokens = [], parameters.max_model_len, parameters.max_num_batched_tokens
+    problems, tokens = [], parameters.max_num_batched_tokens
     seqs = parameters.max_num_seqs
     if tokens is not None and seqs is not None and tokens < seqs:
         detail = f"--max-num-batched-tokens is {tokens}, expected at least --max-num-seqs ({seqs})"
         step = f"set --max-num-batched-tokens={seqs} or more"
         problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
-    length = asked if isinstance(asked, int) else model.max_model_len
-    is_whole = parameters.enable_chunked_prefill is False and asked != AUTO_LENGTH
-    if (
-        rules.checks_prompts
-        and is_whole
-        and tokens is not None
-        and length is not None
-        and tokens < length
-    ):
-        detail = (
-            f"--max-num-batched-tokens is {tokens}, expected at least the {length} of --max-model-len, because of "
-            "--no-enable-chunked-prefill"
-        )
-        step = f"set --max-num-batched-tokens={length}, or leave --no-enable-chunked-prefill out"
-        problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
-    block, unit = parameters.block_size, rules.block_multiple
+    problems += _check_whole(model, parameters, rules)
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    is_any = (
+        gpu.vendor == "amd" and KvKind.LATENT in kinds
+    )  # AITER's latent attention has blocks of 1
+    block, unit = parameters.block_size, 1 if is_any else rules.block_multiple
     if block is not None and block % unit:
         detail = f"--block-size is {block}, {rules.title}'s attention kernels expect a multiple of {unit}"
         step = f"set --block-size={-(-block // unit) * unit}"
         problems.append(Problem("block-size", f"{detail}: {step}"))
     return problems
+
+
+def _check_whole(
+    model: Architecture, parameters: EngineParameters, rules: EngineRules
+) -> list[Problem]:
+    """Check that a prompt fits into a step where it cannot be cut."""
+    asked, tokens = parameters.max_model_len, parameters.max_num_batched_tokens
+    length = asked if isinstance(asked, int) else model.max_model_len
+    if rules.prompts is None or tokens is None or length is None or asked == AUTO_LENGTH:
+        return []
+    if tokens >= length or not is_whole(model, parameters, length):
+        return []
+    why, other = "this model's prompts are computed whole", f"set --max-model-len={tokens} or less"
+    if not is_whole(model, replace(parameters, enable_chunked_prefill=None), length):
+        why, other = "of --no-enable-chunked-prefill", "leave --no-enable-chunked-prefill out"
+    detail = f"--max-num-batched-tokens is {tokens}, expected at least the {length} of --max-model-len, because {why}"
+    step = f"set --max-num-batched-tokens={length}, or {other}"
+    return [Problem("max-num-batched-tokens", f"{detail}: {step}")]
 
 
 _SGLANG_LEAST = 7.5
@@ -232,9 +251,7 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
             if least > capability:
                 detail = f"{form.name} weights need compute capability {least}"
                 problems.append(Problem("quantization", f"{detail}, {gpu.name} has {capability}"))
-    if parameters.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
-        detail = f"--dtype is bfloat16, which {gpu.name} does not compute"
-        problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))
+    problems += check_sparse(model, gpu, parameters)
     problems += _check_cache_type(model, gpu, parameters)
     problems += _check_compressed_cache(model, gpu, parameters)
     return problems

@@ -17,9 +17,13 @@ from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.processor.exo_kernels import EXO_KERNELS
 from exo_inference.planner.processor.kernels import ProcessorKernels
 from exo_inference.planner.releases.classes import CLASSES
+from exo_inference.planner.releases.dtypes import Dtypes, vllm_dtypes
 from exo_inference.planner.releases.gpus import GPUS, GpuKind, Served
 from exo_inference.planner.releases.own_code import OWN_CODE, OwnCode
+from exo_inference.planner.releases.prompts import VLLM_PROMPTS, WholePrompts
 from exo_inference.planner.releases.sglang import SGLANG_CLASSES, SGLANG_GPUS
+from exo_inference.planner.releases.sparse import SPARSE
+from exo_inference.planner.static.flags import FLAGS, UNPLANNED
 from exo_inference.planner.static.share import StaticShare, static_share
 
 Version = tuple[int, int, int]
@@ -39,17 +43,16 @@ class EngineRules:
         chooses_slowly: model types whose experts are chosen by groups (model_executor/models/deepseek_v2.py and
             glm4_moe.py, `use_grouped_topk`) in several kernels: scores, biases and casts went into the one that
             chooses with vllm-project/vllm#28124 (2025-11, before 0.12).
-        schedules_ahead: the host schedules a step while the GPU computes the one before (vLLM since 0.14,
-            config/vllm.py `async_scheduling`).
+        schedules_ahead: the host schedules a step while the GPU computes the one before (0.14, config/vllm.py `async_scheduling`).
         parses_templates: its API parses the chat template anew for each request (vLLM 0.11.0 alone:
             entrypoints/chat_utils.py, `resolve_chat_template_kwargs`; not in 0.10.2, and kept since 0.11.2).
-        writes_itself: model types whose prompts its API writes without a template
-            (entrypoints/openai/serving_chat.py, `use_harmony`).
+        writes_itself: model types whose prompts its API writes without a template (`use_harmony` of openai/serving_chat.py).
         default_utilization: of `--gpu-memory-utilization`.
         batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
         cpu_batch: the same on a CPU, where that is another matter than its memory.
         small_batch_gpus: parts of names of GPUs that have the smallest of `batches` all the same.
         subtracts_graphs: the CUDA-graph estimate comes out of the budget (since 0.20).
+        subtracts_amd_graphs: so does it on AMD's GPUs (vllm-project/vllm#36720 and #48526; in 0.20.0 to 0.25.1 it does not).
         groups_hybrids: layers of different kinds share a pool in groups.
         group_tolerance: the largest bucket sets the group size while below this times the smallest.
         reports_by_concurrency: the printed capacity is concurrency x max-model-len (since 0.21).
@@ -70,8 +73,7 @@ class EngineRules:
         block_multiple: blocks are multiples of so many tokens (v1/attention/backends, `get_kv_cache_shape`).
         absorbs_latents: MLA keeps the products of its projections beside them (0.7).
         checks_states: it does not start where requests of a step outnumber the blocks for their states (since 0.19).
-        checks_prompts: a prompt must fit into a step where prefill is not chunked (config/scheduler.py
-            `verify_max_model_len`).
+        prompts: how steps are for prompts that cannot be cut, which must fit into one; None where no prompt has to.
         captures_graphs: decode steps are recorded as CUDA graphs unless that is switched off.
         compiles: the model is compiled at the start unless CUDA graphs are switched off.
         counts_compilation: what compilation takes on the GPU is counted as the step's (vllm-project/vllm#54122; from the release
@@ -93,8 +95,7 @@ class EngineRules:
         dequantizes_cache: attention makes 16 bit of a cache of 8 first, and is no faster ("no latency improvements as the
             implementation does not yet include fused dequantization and attention operations", vLLM's
             docs/features/quantization/quantized_kvcache.md to 0.11.2; no longer there in 0.25.0).
-        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
-            is so, any device converts such a cache.
+        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number, which any device converts.
         halves_float32: a model in float32 runs in 16 bit.
         cpu_dtype: what it computes in on a CPU that is slow in bfloat16; None for the model's own type.
         kernels: what its compiled kernels compute on a CPU; None for an engine that has none.
@@ -103,6 +104,8 @@ class EngineRules:
         classes: of model types, the first release with a class and the first one without, as far as they are known.
         own_code: classes to name of model types whose code comes with the model, which it runs only if told to.
         gpus: of kinds of GPUs, which releases have kernels for them; kinds that are not here are served by all.
+        sparse_gpus: of kinds of GPUs, which releases read latents over an index there; none of other kinds. Empty: all do.
+        dtypes: which number types it takes.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         takes_longrope: without --max-model-len the context is all that LongRoPE stretches to.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
@@ -145,6 +148,7 @@ class EngineRules:
     parses_templates: bool = False
     writes_itself: frozenset[str] = frozenset()
     subtracts_graphs: bool = False
+    subtracts_amd_graphs: bool = False
     groups_hybrids: bool = False
     group_tolerance: float = 1.0
     reports_by_concurrency: bool = False
@@ -162,7 +166,7 @@ class EngineRules:
     absorbs_latents: bool = False
     checks_states: bool = False
     caches_states: bool = False
-    checks_prompts: bool = False
+    prompts: WholePrompts | None = None
     captures_graphs: bool = False
     compiles: bool = False
     counts_compilation: bool = False
@@ -186,6 +190,8 @@ class EngineRules:
     classes: Mapping[str, tuple[Version | None, Version | None]] = field(default_factory=dict)
     own_code: Mapping[str, OwnCode] = field(default_factory=dict)
     gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
+    sparse_gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
+    dtypes: Dtypes = field(default_factory=Dtypes)
     pools_without_cache: bool = False
     takes_longrope: bool = False
     shrinks_length: bool = False
@@ -278,6 +284,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         batches=_vllm_batches(version, is_legacy),
         small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),
         subtracts_graphs=version >= (0, 20, 0),
+        subtracts_amd_graphs=version >= (0, 26, 0),
         groups_hybrids=version >= (0, 10, 0) and not is_legacy,
         group_tolerance=1.5 if version >= (0, 14, 0) else 1.25,
         reports_by_concurrency=version >= (0, 20, 2),  # pull request 40694; its wheel prints so
@@ -294,7 +301,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         absorbs_latents=(0, 7, 0) <= version < (0, 8, 0),
         checks_states=version >= (0, 19, 0),
         caches_states=version >= (0, 28, 0),  # pull request 50991
-        checks_prompts=True,
+        prompts=VLLM_PROMPTS,
         captures_graphs=True,
         compiles=True,
         counts_compilation=version >= (0, 17, 0),
@@ -308,6 +315,8 @@ def _vllm(version: Version, text: str) -> EngineRules:
         classes=CLASSES,
         own_code=OWN_CODE,
         gpus=GPUS,
+        sparse_gpus=SPARSE,
+        dtypes=vllm_dtypes(version),
         chooses_cache_type=True,
         takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
         dequantizes_cache=version < (0, 12, 0),
@@ -391,8 +400,8 @@ def _sglang(version: Version, _: str) -> EngineRules:
         static_share=static_share(version),
         default_block=1,
         estimates_speed=False,
-        flags=_SGLANG_FLAGS,
-        unplanned=_SGLANG_UNPLANNED,
+        flags=FLAGS,
+        unplanned=UNPLANNED,
         spans_nodes_with="",
         cache_source="SGLang srt/model_executor/pool_configurator.py",
     )
@@ -408,22 +417,6 @@ def _sglang_batches(version: Version) -> tuple[tuple[float, Batch], ...]:
         (160, (16384, 2048)), (60, (8192, 2048)), (35, (4096, 2048)), (20, (small, 2048)), (0, (2048, 2048)),
     )  # fmt: skip
 
-
-_SGLANG_FLAGS = {
-    "gpu-memory-utilization": "mem-fraction-static",
-    "max-model-len": "context-length",
-    "max-num-seqs": "max-running-requests",
-    "max-num-batched-tokens": "chunked-prefill-size",
-    "enforce-eager": "disable-cuda-graph",
-    "enable-expert-parallel": "expert-parallel-size",
-    "num-gpu-blocks-override": "max-total-tokens",
-    "block-size": "page-size",
-    "mamba-ssm-cache-dtype": "mamba-ssm-dtype",
-}
-_SGLANG_UNPLANNED = frozenset({
-    "cpu_offload_gb", "disable_hybrid_swa_memory", "disable_radix_cache", "enable_dp_attention", "enable_lora", "ep_size",
-    "expert_parallel_size", "lora_paths", "mamba_full_memory_ratio", "max_mamba_cache_size", "speculative_algorithm", "swa_full_tokens_ratio",
-})  # fmt: skip
 
 _ENGINES = {"exo": _exo, "sglang": _sglang, "vllm": _vllm}
 PLANNED = frozenset(_ENGINES)

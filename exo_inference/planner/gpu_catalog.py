@@ -26,6 +26,15 @@ RESERVED_MIB = 500
 both, about the same on small and large cards."""
 
 
+def kept_mib(vendor: str) -> tuple[int, int]:
+    """Return what a driver keeps of a card's memory, and how much more or less that may be.
+
+    AMD's keeps nothing: a 7900 XT has 20,464 MiB (https://github.com/lemonade-sdk/llamacpp-rocm/issues/31), of a 7900 XTX vLLM is told
+    23.98 GiB (https://github.com/vllm-project/vllm/pull/36720), of a 7800 XT 15.98 (https://github.com/vllm-project/vllm/issues/27706).
+    """
+    return (0, 16) if vendor == "amd" else (RESERVED_MIB, 300)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU.
@@ -356,15 +365,16 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         source = f"{entry['market_price']['source']} ({entry['market_price']['date']})"
     capability = str(entry["compute_capability"])
     nvlink = entry.get("nvlink_gbps")
+    kept, error = kept_mib(entry["vendor"])
+    error = entry.get("reported_error_mib", 128 if reported is not None else error)
+    short = entry.get("reported_short_mib", 128 if "reported_error_mib" in entry else None)
     return Gpu(
         key=key,
         name=entry["name"],
         vendor=entry["vendor"],
-        reported_bytes=(reported if reported is not None else entry["memory_mib"] - RESERVED_MIB)
-        * MIB,
-        reported_error_bytes=entry.get("reported_error_mib", 128 if reported is not None else 300)
-        * MIB,
-        reported_short_bytes=128 * MIB if "reported_error_mib" in entry else None,
+        reported_bytes=(entry["memory_mib"] - kept if reported is None else reported) * MIB,
+        reported_error_bytes=error * MIB,
+        reported_short_bytes=None if short is None else short * MIB,
         bandwidth=entry["bandwidth_gbps"] * 1e9,
         tflops=entry["tflops"],
         capability=float(capability) if re.fullmatch(r"[0-9.]+", capability) else None,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.gpu_catalog import GIB, MIB, RESERVED_MIB, Gpu
+from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu, kept_mib
 from exo_inference.planner.speed.constants import load_speed_constants
 
 _NUMBERS = (
@@ -73,15 +73,17 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         )
     size, unit = ("memory-mib", MIB) if "memory-mib" in entry else ("memory-gib", GIB)
     memory = int(_number(key, entry, size) * unit)
-    if memory <= RESERVED_MIB * MIB:
-        raise _wrong(key, size, entry[size], f"more than the {RESERVED_MIB} MiB the driver keeps")
+    vendor = _choice(key, "vendor", entry.get("vendor", "nvidia"), _VENDORS)
+    kept, error = kept_mib(vendor)
+    if memory <= kept * MIB:
+        raise _wrong(key, size, entry[size], f"more than the {kept} MiB the driver keeps")
     price = _optional(key, entry, "usd-per-hour")
     return Gpu(
         key=key,
         name=_text(key, entry, "name", key),
-        vendor=_choice(key, "vendor", entry.get("vendor", "nvidia"), _VENDORS),
-        reported_bytes=memory - RESERVED_MIB * MIB,
-        reported_error_bytes=300 * MIB,
+        vendor=vendor,
+        reported_bytes=memory - kept * MIB,
+        reported_error_bytes=error * MIB,
         bandwidth=_number(key, entry, "bandwidth-gbps") * 1e9,
         tflops=_tflops(key, entry),
         capability=_optional(key, entry, "compute-capability"),

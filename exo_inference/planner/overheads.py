@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
@@ -59,16 +60,55 @@ def measured(name: str) -> Measured:
     One start tells no spread: what it sets may be as little as a single GPU has.
     """
     constants = load_overheads()
+    if name in _of_amd():
+        return constants.get(name) or _of_amd()[name]
     if ALONE not in constants:
         return constants.get(name) or Measured(0.0, 0.0, 0.0, 0)
     alone, found = constants[ALONE], constants.get(name)
     if found is not None:
         return found if found.starts > 1 else replace(found, low=min(found.low, alone.low))
-    most = max(each.high for key, each in constants.items() if key.startswith("outside PyTorch, "))
-    return Measured(alone.value, alone.low, most, 0)
+    joined = [constants[key].high for key in (ALONE, PCIE, LINKED) if key in constants]
+    return Measured(alone.value, alone.low, max(joined), 0)
 
+
+@cache
+def _of_amd() -> Mapping[str, Measured]:
+    """Return what starts on AMD's GPUs held beside PyTorch's memory: the middle, and all of their spread.
+
+    `catalog/outside_amd.json` has the figures with their sources. They are what came on top since the process began, as vLLM
+    counts it. One start has set those of CDNA 3: as little as other GPUs have, and as much more.
+    """
+    starts = _read("outside_amd.json")
+    others = [each for each in starts if each["gfx"] not in CDNA3]
+    alone = _spread([each["gib"] for each in others if each["ranks"] == 1])
+    joined = [
+        (each["gib"] - alone.value) / math.log2(each["ranks"])
+        for each in others
+        if each["ranks"] > 1
+    ]
+    large = statistics.median([each["gib"] for each in starts if each["gfx"] in CDNA3])
+    of_cdna3 = Measured(large, alone.low, 2 * large - alone.low, len(starts) - len(others))
+    return {AMD: alone, AMD_JOINED: _spread(joined), AMD_CDNA3: of_cdna3}
+
+
+@cache
+def _read(name: str) -> list[dict[str, Any]]:
+    text = files("exo_inference.planner").joinpath("catalog", name).read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(text)
+    return found
+
+
+def _spread(figures: list[float]) -> Measured:
+    return Measured(statistics.median(figures), min(figures), max(figures), len(figures))
+
+
+CDNA3 = frozenset({"gfx942", "gfx950"})
+"""MI300X, MI325X and MI355X, which run other kernels than the rest (AITER)."""
 
 ALONE = "outside PyTorch, alone"
+PCIE = "outside PyTorch, PCIe"
+AMD, AMD_JOINED = "outside PyTorch, AMD", "outside PyTorch, AMD, per doubling of ranks"
+AMD_CDNA3 = "outside PyTorch, AMD, CDNA 3"
 UNIFIED = "outside PyTorch, memory shared with the CPU"
 LINKED = "outside PyTorch, per doubling of ranks on an NVLink switch"
 """NCCL's buffers for multicast. That they grow with doublings was read off starts on two and on eight ranks."""
@@ -150,6 +190,32 @@ def stage_layers(model: Architecture, ranks: Ranks) -> int:
     return -(-len(model.layers) // ranks.pipeline)
 
 
+PIECES = (0, 12, 0)
+"""The first release that captures the pieces between attention layers beside whole decode steps by default (config/compilation.py,
+`FULL_AND_PIECEWISE`)."""
+
+
+def graphs_on_amd(graphs: Component, setting: Setting) -> Component:
+    """Return the memory of captured graphs on AMD's GPUs, which hardly depends on the model: by batch sizes alone.
+
+    `catalog/graphs_amd.json` has the figures, of one model on two GPUs: its spread is that of other graphs. "Roughly fixed" they are
+    to vLLM, too (vllm-project/vllm#48458). Of models with states none was printed that all flags of are known.
+    """
+    is_known = setting.gpu.vendor == "amd" and setting.rules.version >= PIECES
+    if not is_known or not graphs.num_bytes or graphs_constant(setting.model) != GRAPHS:
+        return graphs
+    starts, spread = _read("graphs_amd.json"), measured(GRAPHS)
+    each = statistics.median([start["gib"] / start["sizes"] for start in starts]) * GIB
+    sizes = graph_sizes(setting.max_num_seqs)
+    value, low, high = (
+        int(sizes * each * size / spread.value) for size in (spread.value, spread.low, spread.high)
+    )
+    source = (
+        f"{sizes} batch sizes x {each / MIB:.0f} MiB (AMD: middle of {len(starts)} printed figures)"
+    )
+    return replace(graphs, num_bytes=value, low=low, high=high, source=source)
+
+
 GRAPHS_CODE = "cuda-graphs"
 
 
@@ -180,10 +246,10 @@ def joined_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
     if gpu.is_unified:
         return UNIFIED
     if gpu.vendor == "amd":
-        return "outside PyTorch, AMD"
+        return AMD_CDNA3 if gpu.gfx in CDNA3 else AMD
     if ranks.tensor * ranks.pipeline * (ranks.data if model.moe is not None else 1) == 1:
         return ALONE
-    return LINKED if doublings(model, ranks, gpu) else "outside PyTorch, PCIe"
+    return LINKED if doublings(model, ranks, gpu) else PCIE
 
 
 def at_ranks(each: Measured, alone: Measured, doubled: float) -> Measured:
@@ -215,6 +281,9 @@ def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu
     each = measured(name)
     if name == LINKED:
         each = at_ranks(each, measured(ALONE), doublings(model, ranks, gpu))
+    elif name == AMD:
+        doubled = math.log2(_joined_ranks(model, ranks))
+        each = at_ranks(measured(AMD_JOINED), each, doubled) if doubled else each
     if outside_constant(model, ranks, gpu) == COMPRESSED:
         each = replace(each, high=max(each.high, measured(COMPRESSED).high))
     value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
@@ -258,5 +327,9 @@ def doublings(model: Architecture, ranks: Ranks, gpu: Gpu) -> float:
     experts are one group with the others (vLLM: distributed/parallel_state.py, `init_distributed_environment`, 0.32.0);
     of a dense model each is an engine of its own.
     """
-    joined = ranks.tensor * (ranks.data if model.moe is not None else 1)
+    joined = _joined_ranks(model, ranks)
     return math.log2(min(joined, gpu.nvlink_size)) if gpu.has_multicast else 0.0
+
+
+def _joined_ranks(model: Architecture, ranks: Ranks) -> int:
+    return ranks.tensor * (ranks.data if model.moe is not None else 1)

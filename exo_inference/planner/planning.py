@@ -27,6 +27,7 @@ from exo_inference.planner.overheads import (
     GRAPHS_CODE,
     asleep,
     graphs_component,
+    graphs_on_amd,
     graphs_problems,
     measured,
     outside_component,
@@ -84,7 +85,7 @@ def plan(
         settle(model, gpu, max(1, gpu_count), parameters, draft), free_bytes=free_bytes
     )
     problems = [
-        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
+        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks, setting.dtype),
         *check_quantization_flag(model, parameters),
         *kernel_problems(setting),
         *check_class(model, setting.rules),
@@ -111,15 +112,14 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     weights = weights_component(
         model, ranks, stage, dtype_bytes, rules, padding=setting.padding, offload=setting.offload
     )
-    parts = [weights]
     batch = profile_batch(setting, gathered_ranks(setting), is_first=stage == 0, is_last=is_last)
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     activations = activations_component(model, ranks, rules, batch, dtype_bytes)
     if not is_eager:
         activations = with_first_start(activations, model, ranks, rules)
-    parts.append(activations)
-    parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
-    parts.append(asleep(outside_component(model, ranks, rules, setting.gpu), setting))
+    graphs = graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager)
+    outside = asleep(outside_component(model, ranks, rules, setting.gpu), setting)
+    parts = [weights, activations, graphs_on_amd(graphs, setting), outside]
     communication = communication_component(setting)
     parts += [communication] if communication is not None else []
     if parameters.enable_lora:

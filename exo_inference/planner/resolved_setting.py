@@ -30,6 +30,9 @@ from exo_inference.planner.model.requantize import (
 from exo_inference.planner.model.shapes import KvKind, KvSpec
 from exo_inference.planner.parallel.all_to_all import BATCHED, BATCHED_TOKENS, spreads_experts
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
+from exo_inference.planner.releases.dtypes import SAME_TYPES, types_taken
+from exo_inference.planner.releases.prompts import default_step
+from exo_inference.planner.releases.sparse import is_packed
 from exo_inference.planner.speculation import Speculation, read_speculation
 from exo_inference.planner.static import cache_types
 
@@ -124,7 +127,7 @@ def settle(
 ) -> Setting:
     """Return what the flags come to for this model on these GPUs, defaults filled in."""
     model = _as_loaded(model, parameters)
-    rules = _running_rules(model, parameters)
+    rules = _running_rules(model, gpu, parameters)
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
     length = asked if isinstance(asked, int) else _own_length(model, rules)
@@ -177,9 +180,11 @@ def _own_length(model: Architecture, rules: EngineRules) -> int:
     return max(own, model.longest_model_len or 0) if rules.takes_longrope else own
 
 
-def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineRules:
+def _running_rules(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> EngineRules:
     """Return the rules by which this model starts: those of the release, or of its second model runner."""
     rules = parameters.rules
+    if gpu.vendor == "amd" and rules.subtracts_graphs and not rules.subtracts_amd_graphs:
+        rules = _without_estimate(rules)
     types, drafting = rules.second_runner, parameters.speculative_config
     if types is None or parameters.runner == "pooling" or model.is_embedding:
         return rules
@@ -190,6 +195,11 @@ def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineR
     is_dense = model.moe is None and KvKind.STATE not in kinds
     has_second = model.model_type in types or (rules.runs_dense_second and is_dense)
     return of_second_runner(rules) if has_second else rules
+
+
+@lru_cache(maxsize=64)
+def _without_estimate(rules: EngineRules) -> EngineRules:
+    return replace(rules, subtracts_graphs=False)
 
 
 def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:
@@ -225,9 +235,6 @@ def _step_size(
     ranks: Ranks,
 ) -> tuple[int, int]:
     """Return max-num-batched-tokens and max-num-seqs in effect."""
-    is_chunked = parameters.enable_chunked_prefill
-    if is_chunked is None:  # V0 turned it on by itself beyond 32K
-        is_chunked = not rules.is_legacy or length > 32768
     tokens, seqs = default_batch(rules, gpu)
     seqs = parameters.max_num_seqs or seqs
     if rules.static_share is not None:
@@ -238,7 +245,7 @@ def _step_size(
     if parameters.max_num_batched_tokens is not None:
         tokens = parameters.max_num_batched_tokens
     else:
-        tokens = max(tokens, seqs, model.min_batched_tokens, 0 if is_chunked else length)
+        tokens = default_step(model, parameters, tokens, seqs, length)
     return tokens, seqs if parameters.max_num_seqs is not None else min(seqs, tokens)
 
 
@@ -275,11 +282,13 @@ def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> s
         is_quantized = model.quantization is not None or bool(parameters.quantization)
         may_round = model.dtype == "bfloat16" or is_quantized
         return "bfloat16" if may_round and gpu.supports("bf16") else rules.cpu_dtype
-    if model.dtype in ("float32", "float") and rules.halves_float32:
-        return "bfloat16" if gpu.supports("bf16") else "float16"
-    if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
-        return "float16"
-    return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
+    own = SAME_TYPES.get(model.dtype, model.dtype)
+    own = own if own in DTYPE_BYTES else "bfloat16"
+    if gpu.vendor == "cpu":
+        return own
+    taken = types_taken(model, gpu, rules)
+    is_halved = own == "float32" and rules.halves_float32
+    return taken[0] if is_halved or own not in taken else own
 
 
 def _scale_bytes(rules: EngineRules, parameters: EngineParameters, cache_bytes: float) -> int:
@@ -301,7 +310,7 @@ def _kv_bytes(model: Architecture, gpu: Gpu, parameters: EngineParameters, dtype
         return cache_types.element_bytes(kind, DTYPE_BYTES.get(dtype, 2))
     if asked == "auto":
         asked = asked_cache(model, parameters.rules)
-    if asked.startswith(("fp8", "int8")):
+    if asked.startswith(("fp8", "int8")) or is_packed(model, gpu, parameters.rules):
         return 1
     if asked in ("nvfp4", "fp4", "fp4_e2m1", "int4"):
         return 0.5625

@@ -13,10 +13,16 @@ from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
 from exo_inference.planner.advice import price_text
-from exo_inference.planner.llama_cpp.planning import check_cache_types, find_lack, plan_llama_cpp
+from exo_inference.planner.llama_cpp.planning import (
+    check_cache_types,
+    check_files,
+    find_lack,
+    plan_llama_cpp,
+)
 from exo_inference.planner.llama_cpp.room import Asked
 from exo_inference.planner.llama_cpp.setting import WrongFlag, check_overrides, read_setting
 from exo_inference.planner.llama_cpp.ways import Way, find_ways
+from exo_inference.planner.problem import Problem
 from exo_inference.preflight.engine_start import Start
 
 
@@ -34,15 +40,15 @@ def find_wrong(reading: Reading, gpu_count: int) -> list[ParameterProblem]:
 
 def size(start: Start, meaning: GgufMeaning) -> Plan | str:
     """Return the plan of a start of which `find_wrong` finds nothing, or why there is none."""
+    problem = check_files(start.model)
+    if problem is not None:
+        return _refused(start, problem)
     asked = _read(start, meaning)
     if isinstance(asked, str):
         return f"not sized for {start.engine.title}: {asked}"
     problem = check_cache_types(asked.setting)
     if problem is not None:
-        empty = Plan(
-            start.model.name, start.gpu.name, start.gpu_count, start.written, Verdict.REFUSED
-        )
-        return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
+        return _refused(start, problem)
     found = plan_llama_cpp(asked, start.written)
     if not found.available_kv_bytes_per_gpu:
         return (
@@ -51,10 +57,17 @@ def size(start: Start, meaning: GgufMeaning) -> Plan | str:
     return found
 
 
+def _refused(start: Start, problem: Problem) -> Plan:
+    empty = Plan(start.model.name, start.gpu.name, start.gpu_count, start.written, Verdict.REFUSED)
+    return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
+
+
 def advise(
     start: Start, meaning: GgufMeaning, *, other_gpus: tuple[Gpu, ...] | None = None
 ) -> tuple[Advice, ...]:
     """Return ways out of a start that has no room, each with the plan after it."""
+    if check_files(start.model) is not None:
+        return ()
     asked = _read(start, meaning)
     if isinstance(asked, str) or check_cache_types(asked.setting) is not None:
         return ()

@@ -181,7 +181,7 @@ def test_flags_memory_and_capacity_are_reported_together(controller: Controller)
 @pytest.mark.parametrize(
     ("size", "end"),
     [
-        ("900000000000", "set --kv-cache-memory-bytes=12947645624 or less"),
+        ("900000000000", "set --kv-cache-memory-bytes=12939270026 or less"),
         ("900", "or leave it out"),
     ],
     ids=["too much", "too little"],

@@ -151,7 +151,7 @@ def test_a_processor_limits_pcie_to_its_generation(processor: str, rate: float) 
         ("RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-workstation", 97387),
         ("RTX PRO 4000 Blackwell SFF Edition", "rtx-pro-4000-sff", 23967), ("RTX PRO 2000 Blackwell", "rtx-pro-2000", 15811),
         ("RTX 5070", "rtx-5070", 11727), ("RTX 5060", "rtx-5060", 7651), ("RTX 5060 Ti 8GB", "rtx-5060-ti-8gb", 7651),
-        ("MI350X", "mi350x", 294396), ("Radeon AI PRO R9700", "r9700", 32124),
+        ("MI350X", "mi350x", 294896), ("Radeon AI PRO R9700", "r9700", 32624),
     ],
 )  # fmt: skip
 def test_gpus_sold_since_2025_are_known(name: str, key: str, mib: int) -> None:

@@ -83,10 +83,34 @@ def test_flags_that_are_not_known_are_flags_of_the_engine() -> None:
 
 
 def test_models_of_other_kinds_are_not_sized() -> None:
-    (note,) = judged(model="Qwen/Qwen3-Embedding-8B").notes
+    (note,) = judged(model="Qwen/Qwen3-Embedding-8B-Q8_0-GGUF").notes
     assert "which embeds or scores texts, is not known" in note
-    (note,) = judged(model="Qwen/Qwen3-8B-AWQ").notes
-    assert "of which it loads no file; name a model in GGUF" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M"), ("Qwen/Qwen3-8B-AWQ", "Qwen/qwen3-8b-GGUF:Q4_K_M"),
+        ("openai/gpt-oss-20b", "openai/gpt-oss-20b-GGUF:Q4_K_M"), ("Qwen/Qwen3-Embedding-8B", "Qwen/Qwen3-Embedding-8B-GGUF:Q4_K_M"),
+    ],
+)  # fmt: skip
+def test_a_repository_without_gguf_files_does_not_start(model: str, named: str) -> None:
+    judgement = judged(model=model, gpu="H100")
+    assert judgement.verdict is Verdict.REFUSED
+    (problem,) = judgement.plan_problems
+    assert f"{model} has none: name a repository of GGUF files" in problem.detail
+    assert problem.detail.endswith(named)
+    assert judgement.advice == ()
+    assert find_model(named).name == named
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["Qwen/Qwen3-8B-GGUF:F16", "me/Qwen3-8B-F32-GGUF", "me/Qwen3-8B-BF16-GGUF", "Qwen/Qwen3-8B-GGUF", "me/Qwen3-8B-Q4_0",
+     "ggml-org/gpt-oss-20b-GGUF"],
+)  # fmt: skip
+def test_a_name_of_gguf_files_starts(model: str) -> None:
+    assert judged(model=model, gpu="H100").verdict is Verdict.FITS
 
 
 def test_values_in_blocks_need_flash_attention() -> None:
@@ -119,7 +143,7 @@ def test_another_spelling_of_a_flag_is_replaced() -> None:
 
 
 def test_experts_may_go_to_main_memory() -> None:
-    judgement = judged("--ctx-size", "8192", model="openai/gpt-oss-120b", gpu="gpua5000")
+    judgement = judged("--ctx-size", "8192", model="ggml-org/gpt-oss-120b-GGUF", gpu="gpua5000")
     way = next(each for each in judgement.advice if each.kinds == ("gpu-layers",))
     assert way.flags[0] == "--n-cpu-moe"
     assert "computed by the CPU, many times slower" in way.effect

@@ -84,7 +84,8 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
 def test_what_is_not_known_is_not_judged_and_refuses_nothing(
     engine: str, flags: tuple[str, ...]
 ) -> None:
-    judgement = judge(subject(engine, *flags, model=LARGE))
+    model = f"{LARGE}-GGUF" if engine == "llama-cpp" else LARGE
+    judgement = judge(subject(engine, *flags, model=model))
     assert judgement.verdict is Verdict.UNKNOWN
     assert judgement.plan_problems == ()
     assert judgement.notes[0].startswith("not sized for ")

@@ -62,7 +62,7 @@ def run(session: Session, options: PlanOptions) -> int:
     count = wanted.gpu_count or 1
     plan = planner.plan(wanted.gpu_type, count, with_advice=True)
     steps = planner.steps(wanted.gpu_type, count) if options.explain else None
-    if _lacks_type(options, plan):
+    if _lacks_type(options, plan) and "gguf" in plan.model.lower():  # of others the verdict says it
         plan = plan.model_copy(update={"notes": [*plan.notes, words.gguf_note(plan)]})
     line = command_line(session, options, plan)
     print_plan(output, plan, line, wanted.replicas or 1, steps)

@@ -132,7 +132,7 @@ def admit_create(
     family = check_family(wanted, world, issues)
     check_has_weights(model, family, world, issues)
     engine = check_engine(wanted.engine, family, issues)
-    check_form(model, engine, family, issues)
+    has_form = check_form(model, engine, family, issues)
     check_has_tokenizer(model, engine, family, world, issues)
     version = check_version(wanted.engine_version, engine, issues)
     parameters = check_parameters(wanted, issues)
@@ -142,7 +142,7 @@ def admit_create(
         found_number = short_number(wanted.replicas)
         issues.append(field_issue("replicas", f"must be 0 with ?stopped, found {found_number}"))
     fit = None
-    if parameters is not None and engine is not None and can_judge(engine, version):
+    if has_form and parameters is not None and engine is not None and can_judge(engine, version):
         count = 1 if wanted.gpu_count is None else wanted.gpu_count
         spec = DeploymentSpec(
             model=model,

@@ -181,11 +181,15 @@ def check_has_weights(
 
 def check_form(
     source: str, engine: str | None, family: InstanceTypeInfo | None, issues: list[Issue]
-) -> None:
-    """Refuse an engine for a model whose files it does not load: GGUF, which a type behind a colon names, or safetensors."""
+) -> bool:
+    """Refuse an engine for a model whose files it does not load: GGUF, which a type behind a colon names, or safetensors.
+
+    Returns:
+        Whether it may load them, so that more can be said of its start.
+    """
     is_gguf = not is_in_place(source) and bool(split_tag(source)[1])
     if engine is None or facts_of(engine).loads_gguf == is_gguf:
-        return
+        return True
     possible = () if family is None else family.possible_engines
     others = [name for name in possible if facts_of(name).loads_gguf == is_gguf]
     found = f"loads no *.gguf files, and {source} is one"
@@ -195,6 +199,7 @@ def check_form(
         steps += ["create a model by the type of a GGUF file, such as ORG/NAME-GGUF:Q4_K_M"]
     text = f"{engine} {found}; {', or '.join(steps) or 'choose another model'}"
     issues.append(Issue(text, "$['inference-engine']", text, 412))
+    return False
 
 
 def check_has_tokenizer(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.engine_rules import rules_for
+from exo_inference.planner.engine_rules import EngineRules, rules_for
 from exo_inference.planner.gpu_catalog import GIB, Gpu, cpu_as_gpu, find_gpu
 from exo_inference.planner.parameters import EngineParameters
 
@@ -273,12 +273,22 @@ def stated_parameters(case: Mapping[str, Any], version: str) -> EngineParameters
         stated.setdefault("pipeline_parallel_size", case["pp"])
     if observed.get("max_model_len") is not None:
         stated.setdefault("max_model_len", observed["max_model_len"])
+    if _must_say_float16(case, rules):
+        stated.setdefault("dtype", "float16")
     values = {name: _read_text(name, value) for name, value in stated.items()}
     return EngineParameters.of(
         values,
         engine=str(case.get("engine")),
         engine_version=version,
         has_flashinfer_sampler=has_flashinfer,
+    )
+
+
+def _must_say_float16(case: Mapping[str, Any], rules: EngineRules) -> bool:
+    """Whether a start that ran would not have, had its flags not said so: its release takes no other type than bfloat16."""
+    gpu, ran = stated_gpu(case), (case.get("observed") or {}).get("available_kv_gib") is not None
+    return (
+        ran and not rules.dtypes.replaces_bfloat16 and gpu is not None and not gpu.supports("bf16")
     )
 
 

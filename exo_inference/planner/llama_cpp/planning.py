@@ -30,6 +30,8 @@ from exo_inference.planner.llama_cpp.sizes import Sizes
 from exo_inference.planner.llama_cpp.weights import mix_of
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.checkpoint import is_gguf
+from exo_inference.planner.model.name_words import strip_quantization
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.verdict import Plan, StagePlan, Verdict
@@ -171,8 +173,6 @@ def _growth(asked: Asked, sizes: Sizes, gpu: int) -> float:
 def _notes(asked: Asked, context: Context, sizes: Sizes, gpu: int) -> Iterator[str]:
     model, setting = asked.model, asked.setting
     yield from model.notes
-    if model.quantization is None:
-        yield "weights are counted as in a GGUF file that is not quantized, and llama.cpp loads GGUF files alone: name the model by a repository of its GGUF file, with the type in its name, to have that one counted"
     whole = resolve(setting, asked.trained)
     if context.total < whole.total:
         free = ", ".join(dict.fromkeys(f"{each // MIB:,}" for each in setting.fit_targets))
@@ -215,6 +215,20 @@ def _host_note(asked: Asked, sizes: Sizes) -> str:
     kept.append("buffers")
     listed = f"{', '.join(kept[:-1])} and {kept[-1]}"
     return f"{_gib(sizes.host.total)} of main memory are needed for {listed}; whether so much is free is not judged"
+
+
+def check_files(model: Architecture) -> Problem | None:
+    """Return why llama.cpp does not start with a model of other files than GGUF."""
+    if is_gguf(model):
+        return None
+    short = model.name.rpartition("/")[2]
+    bare = strip_quantization(short.lower())
+    named = model.name if bare == short.lower() else model.name.removesuffix(short) + bare
+    detail = (
+        f"llama.cpp loads *.gguf files alone, and by its name {model.name} has none: "
+        f"name a repository of GGUF files and the type, such as {named}-GGUF:Q4_K_M"
+    )
+    return Problem("engine", detail, says_step=True)
 
 
 def check_cache_types(setting: LlamaSetting) -> Problem | None:

@@ -7,14 +7,18 @@ or engines. Exact tensor sizes of a checkpoint (`checkpoint.py`) can be laid ove
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from exo_inference.planner.model.assumptions import note_assumptions
+from exo_inference.planner.model.assumptions import (
+    is_embedding,
+    is_told_to_look_ahead,
+    note_assumptions,
+    ranks_by_name,
+)
 from exo_inference.planner.model.config_fields import (
     ConfigFields,
     FieldProblem,
@@ -91,6 +95,8 @@ class Architecture:
     quantization: Quantization | None = None
     min_batched_tokens: int = 0
     is_embedding: bool = False
+    looks_ahead: bool = False
+    """A token attends to those behind it, so that a prompt is computed whole."""
     checkpoint_bytes: int | None = None
     weights_error: float = 0.01
     weights_more: float = 0.0
@@ -100,7 +106,7 @@ class Architecture:
     @property
     def writes(self) -> bool:
         """Whether it is there to write texts, neither to embed nor to score them."""
-        return not (self.is_embedding or _RANKS.search(self.name))
+        return not (self.is_embedding or ranks_by_name(self.name))
 
     @cached_property
     def num_parameters(self) -> int:
@@ -237,7 +243,8 @@ def _read(
         pads_experts=family.pads_experts,
         quantization=quantization,
         min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
-        is_embedding=_is_embedding(fields, family, name),
+        is_embedding=is_embedding(fields, family, name),
+        looks_ahead=family.encodes or is_told_to_look_ahead(fields),
         weights_error=error,
         notes=tuple(notes),
         source=source,
@@ -397,29 +404,6 @@ def _widest(layers: list[Layer]) -> int:
         w.out_features for layer in layers for w in layer.weights if w.path == "mixer.up_proj"
     ]
     return max(sizes, default=0)
-
-
-def _is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
-    """Whether it embeds or scores texts: an encoder, or a decoder without its head, as engines take it without a flag."""
-    named = next(iter(fields.outer.get("architectures") or ()), "")
-    # A class with more than a text model in it (`Qwen2_5OmniModel`, `InternVLChatModel`) generates all the same.
-    is_text_alone = not any(
-        str(key).endswith("_config") for key in fields.outer if key not in _NO_MODEL
-    )
-    has_no_head = bool(_WITHOUT_HEAD.fullmatch(str(named))) and is_text_alone
-    is_named = bool(_EMBEDS.search(name)) and not _RANKS.search(name)
-    return family.layout == "encoder" or is_named or has_no_head
-
-
-_EMBEDS = re.compile(r"embed|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
-"""Names of decoders that embed. Their files say so to vLLM, beside a config.json that may name a class that generates
-(config/model.py, `_get_default_runner_type`: "Some Sentence Transformers models use *ForCausalLM archs")."""
-_RANKS = re.compile("rerank", re.IGNORECASE)
-"""Names of decoders that score a pair of texts, by what they make of the next token."""
-_WITHOUT_HEAD = re.compile(
-    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
-)
-_NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 
 
 def _rope_elements(fields: ConfigFields, family: Family) -> int:

@@ -1,7 +1,7 @@
 """What a config leaves out or contradicts itself in: noted, so that no plan rests on it without a word.
 
-`architecture.py` calls `note_assumptions` for a config that it can read. What cannot be at all is refused
-where it is read.
+`architecture.py` asks for a config that it can read; whether it embeds, its name and classes say. What cannot be at all is
+refused where it is read.
 """
 
 from __future__ import annotations
@@ -64,3 +64,36 @@ def _is_class_of(name: str, fields: ConfigFields) -> bool:
     }
     names = {bare, _CLASSES.get(bare, bare)} - {""}
     return any(a.startswith(b) or b.startswith(a) for a in names for b in types if b)
+
+
+_EMBEDS = re.compile(r"embed|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
+"""Names of decoders that embed. Their files say so to vLLM, beside a config.json that may name a class that generates
+(config/model.py, `_get_default_runner_type`: "Some Sentence Transformers models use *ForCausalLM archs")."""
+_RANKS = re.compile("rerank", re.IGNORECASE)
+"""Names of decoders that score a pair of texts, by what they make of the next token."""
+_WITHOUT_HEAD = re.compile(
+    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
+)
+_NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
+
+
+def is_embedding(fields: ConfigFields, family: Family, name: str) -> bool:
+    """Whether it embeds or scores texts: an encoder, or a decoder without its head, as engines take it without a flag."""
+    named = next(iter(fields.outer.get("architectures") or ()), "")
+    # A class with more than a text model in it (`Qwen2_5OmniModel`, `InternVLChatModel`) generates all the same.
+    is_text_alone = not any(
+        str(key).endswith("_config") for key in fields.outer if key not in _NO_MODEL
+    )
+    has_no_head = bool(_WITHOUT_HEAD.fullmatch(str(named))) and is_text_alone
+    is_named = bool(_EMBEDS.search(name)) and not ranks_by_name(name)
+    return family.layout == "encoder" or is_named or has_no_head
+
+
+def is_told_to_look_ahead(fields: ConfigFields) -> bool:
+    """Whether every token sees those after it, too."""
+    return fields.get("is_causal") is False or fields.get("use_bidirectional_attention") is True
+
+
+def ranks_by_name(name: str) -> bool:
+    """Whether a decoder of that name scores a pair of texts."""
+    return bool(_RANKS.search(name))

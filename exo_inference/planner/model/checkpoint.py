@@ -141,6 +141,17 @@ def stored_bytes(architecture: Architecture) -> float:
     )
 
 
+_UNKNOWN_TYPE = "the GGUF type of"
+
+
+def is_gguf(architecture: Architecture) -> bool:
+    """Whether the model is one of GGUF files, by its format or its name."""
+    form = architecture.quantization
+    is_named = "gguf" in architecture.name.lower()
+    unknown = any(note.startswith(_UNKNOWN_TYPE) for note in architecture.notes)
+    return is_named or unknown or (form is not None and form.method == "gguf")
+
+
 def with_gguf(architecture: Architecture, file_name: str, num_bytes: int) -> Architecture:
     """Return the architecture with the weights of a GGUF file (or of its parts together).
 
@@ -152,7 +163,9 @@ def with_gguf(architecture: Architecture, file_name: str, num_bytes: int) -> Arc
     bits = 8 * num_bytes / max(1, architecture.num_parameters)
     mix = gguf_type_of(file_name) or (gguf_type_of_bits(bits) if bits > 0 else None)
     if mix is None:
-        note = f"the GGUF type of {file_name} is not known: weights are counted in {architecture.dtype}"
+        note = (
+            f"{_UNKNOWN_TYPE} {file_name} is not known: weights are counted in {architecture.dtype}"
+        )
         return replace(architecture, notes=(*architecture.notes, note), weights_error=0.5)
     model = with_quantization(architecture, mix)
     note = f"weights are those of {file_name}, {mix} by its {'name' if gguf_type_of(file_name) else 'size'}"

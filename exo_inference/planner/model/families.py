@@ -128,6 +128,11 @@ class Family:
     mlp_divisor: int = 1
     adaptive_norms: int = 0
 
+    @property
+    def encodes(self) -> bool:
+        """Whether a prompt goes through an encoder, which reads it as a whole."""
+        return self.layout in ("encoder", "encoder_decoder", "text_to_text")
+
 
 _LLAMA = Family()
 _QWEN2 = Family(qkv_bias=True, o_bias=False, full_first=28)
