@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from exo_inference.engines.cluster_engine import GgufMeaning
 from exo_inference.engines.flags.argument_vector import merge
-from exo_inference.engines.flags.problems import ParameterProblem, problem_of
-from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
 from exo_inference.planner.advice import price_text
 from exo_inference.planner.llama_cpp.planning import (
@@ -20,26 +18,14 @@ from exo_inference.planner.llama_cpp.planning import (
     plan_llama_cpp,
 )
 from exo_inference.planner.llama_cpp.room import Asked
-from exo_inference.planner.llama_cpp.setting import WrongFlag, check_overrides, read_setting
+from exo_inference.planner.llama_cpp.setting import read_setting
 from exo_inference.planner.llama_cpp.ways import Way, find_ways
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.engine_start import Start
 
 
-def find_wrong(reading: Reading, gpu_count: int) -> list[ParameterProblem]:
-    """Return the problem of a value that its parser takes and the engine does not start with."""
-    try:
-        check_overrides(reading.values)
-        read_setting(reading.values, max(1, gpu_count))
-    except WrongFlag as error:
-        use = reading.find(error.name)
-        assert use is not None, "what is not said has a right value"
-        return [problem_of(use, "range", f"{error}; change it, or leave it out")]
-    return []
-
-
 def size(start: Start, meaning: GgufMeaning) -> Plan | str:
-    """Return the plan of a start of which `find_wrong` finds nothing, or why there is none."""
+    """Return the plan of a start whose flags are right, or why there is none."""
     problem = check_files(start.model)
     if problem is not None:
         return _refused(start, problem)

@@ -149,8 +149,6 @@ def judge(
     engine = get_engine(subject.engine)
     reading = read_flags(subject.flags, subject.engine, subject.reading_version)
     problems = unlisted_problems(reading, engine) if subject.is_unlisted else reading.problems
-    if not problems and isinstance(engine, ClusterEngine) and engine.gguf is not None:
-        problems = tuple(gguf_engine.find_wrong(reading, subject.gpu_count))
     reported = {problem.flag for problem in problems}
     rules = [each for each in _check_rules(subject, reading) if each.flag not in reported]
     if problems:
