@@ -11,6 +11,7 @@ from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
+from exo_inference.preflight.flags import written_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,8 @@ class Start:
     @property
     def written(self) -> EngineParameters:
         """The flags as they were given, which no planner reads."""
-        name, others = self.engine.name, tuple(self.flags)
-        return EngineParameters(engine=name, engine_version=self.version, others=others)
+        others = written_flags(self.reading)
+        return EngineParameters(engine=self.engine.name, engine_version=self.version, others=others)
 
     def own_parameters(self, settings: Mapping[str, Any]) -> EngineParameters:
         """Return what the planner reads of an engine that it has rules of."""

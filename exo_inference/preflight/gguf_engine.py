@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exo_inference.engines.cluster_engine import GgufMeaning
-from exo_inference.engines.flags.argument_vector import merge
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
 from exo_inference.planner.advice import price_text
 from exo_inference.planner.llama_cpp.planning import (
@@ -21,6 +20,7 @@ from exo_inference.planner.llama_cpp.room import Asked
 from exo_inference.planner.llama_cpp.setting import read_setting
 from exo_inference.planner.llama_cpp.ways import Way, find_ways
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.written_flags import WrittenFlag
 from exo_inference.preflight.engine_start import Start
 
 
@@ -79,15 +79,15 @@ def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
 
 def _advice(start: Start, before: Plan, way: Way) -> Advice:
     # Each as two items, which is how its parser reads them.
-    changed = [item for name, value in way.flags.items() for item in (f"--{name}", str(value))]
-    flags = merge(start.flags, changed, start.reading.release)
-    after = plan_llama_cpp(way.asked, replace(start.written, others=flags))
+    changed = [WrittenFlag(name, (f"--{name}", str(value))) for name, value in way.flags.items()]
+    kept = (flag for flag in start.written.others if flag.name not in way.flags)
+    after = plan_llama_cpp(way.asked, replace(start.written, others=(*kept, *changed)))
     price = None
     if after.usd_per_hour is not None and before.usd_per_hour is not None:
         price = after.usd_per_hour - before.usd_per_hour
     return Advice(
         kinds=way.kinds,
-        flags=tuple(changed),
+        flags=tuple(item for flag in changed for item in flag.items),
         options=tuple(f"--{name}={value}" for name, value in way.options.items()),
         effect=way.effect + price_text(price),
         quality=way.quality,

@@ -109,6 +109,7 @@ class Judgement:
     """What was found.
 
     Attributes:
+        reading: the subject's flags, as they were read.
         flag_problems: of single flags, in their order; each refuses.
         plan: None where the flags cannot be read, or model or GPU are not known.
         plan_problems: the plan's, without those that `flag_problems` says better.
@@ -118,6 +119,7 @@ class Judgement:
     """
 
     subject: Subject
+    reading: Reading
     flag_problems: tuple[ParameterProblem, ...] = ()
     plan: Plan | None = None
     plan_problems: tuple[Problem, ...] = ()
@@ -153,18 +155,18 @@ def judge(
     rules = [each for each in _check_rules(subject, reading) if each.flag not in reported]
     if problems:
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
-        return Judgement(subject, flag_problems=tuple(together))
+        return Judgement(subject, reading, flag_problems=tuple(together))
     if isinstance(engine, ClusterEngine):
         judged = _judge_other(engine, subject, reading, rules)
-        return _with_ways_out(judged, engine, reading, other_gpus) if with_advice else judged
+        return _with_ways_out(judged, engine, other_gpus) if with_advice else judged
     try:
         parameters = read_settings(
             subject.flags, subject.engine, subject.reading_version, subject.given
         )
     except WrongSetting as error:
-        return Judgement(subject, flag_problems=(_unplanned(reading, error), *rules))
+        return Judgement(subject, reading, flag_problems=(_unplanned(reading, error), *rules))
     if subject.model is None or subject.gpu is None:
-        return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
+        return Judgement(subject, reading, flag_problems=tuple(rules), notes=(_lack(subject),))
     parameters = replace(parameters, engine_version=subject.version)
     model, gpu = subject.model, subject.gpu
 
@@ -178,7 +180,7 @@ def judge(
         planned(parameters), lambda length: planned(replace(parameters, max_model_len=length))
     )
     others = _not_reported(found.problems, rules, reading)
-    judgement = Judgement(subject, tuple(rules), _told(subject, found), others)
+    judgement = Judgement(subject, reading, tuple(rules), _told(subject, found), others)
     return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
 
 
@@ -212,13 +214,13 @@ def _judge_other(
     """Judge what takes no flags of vLLM."""
     start = _start(engine, subject, reading)
     if start is None:
-        return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
+        return Judgement(subject, reading, flag_problems=tuple(rules), notes=(_lack(subject),))
     gguf = engine.gguf
     found = other_engines.size(start) if gguf is None else gguf_engine.size(start, gguf)
     if isinstance(found, str):
-        return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
+        return Judgement(subject, reading, flag_problems=tuple(rules), notes=(found,))
     others = _not_reported(found.problems, rules, reading)
-    return Judgement(subject, tuple(rules), _told(subject, found), others)
+    return Judgement(subject, reading, tuple(rules), _told(subject, found), others)
 
 
 def _told(subject: Subject, found: Plan) -> Plan:
@@ -239,10 +241,10 @@ def _start(engine: ClusterEngine, subject: Subject, reading: Reading) -> Start |
 
 
 def _with_ways_out(
-    judged: Judgement, engine: ClusterEngine, reading: Reading, other_gpus: tuple[Gpu, ...] | None
+    judged: Judgement, engine: ClusterEngine, other_gpus: tuple[Gpu, ...] | None
 ) -> Judgement:
     """Add the ways out that are known of an engine that takes no flags of vLLM."""
-    start = _start(engine, judged.subject, reading)
+    start, reading = _start(engine, judged.subject, judged.reading), judged.reading
     if start is None or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
         return judged
     if engine.gguf is None:
