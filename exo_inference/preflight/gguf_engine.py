@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exo_inference.engines.cluster_engine import GgufMeaning
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
 from exo_inference.planner.advice import price_text
 from exo_inference.planner.llama_cpp.planning import (
@@ -24,12 +23,12 @@ from exo_inference.planner.written_flags import WrittenFlag
 from exo_inference.preflight.engine_start import Start
 
 
-def size(start: Start, meaning: GgufMeaning) -> Plan | str:
+def size(start: Start) -> Plan | str:
     """Return the plan of a start whose flags are right, or why there is none."""
     problem = check_files(start.model)
     if problem is not None:
         return _refused(start, problem)
-    asked = _read(start, meaning)
+    asked = _read(start)
     if isinstance(asked, str):
         return f"not sized for {start.engine.title}: {asked}"
     problem = check_cache_types(asked.setting)
@@ -48,13 +47,11 @@ def _refused(start: Start, problem: Problem) -> Plan:
     return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
 
 
-def advise(
-    start: Start, meaning: GgufMeaning, *, other_gpus: tuple[Gpu, ...] | None = None
-) -> tuple[Advice, ...]:
+def advise(start: Start, *, other_gpus: tuple[Gpu, ...] | None = None) -> tuple[Advice, ...]:
     """Return ways out of a start that has no room, each with the plan after it."""
     if check_files(start.model) is not None:
         return ()
-    asked = _read(start, meaning)
+    asked = _read(start)
     if isinstance(asked, str) or check_cache_types(asked.setting) is not None:
         return ()
     before = plan_llama_cpp(asked, start.written)
@@ -65,8 +62,9 @@ def advise(
     return tuple(_advice(start, before, way) for way in found)
 
 
-def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
-    unknown = meaning.find_unknown(start.reading.values)
+def _read(start: Start) -> Asked | str:
+    assert start.engine.gguf is not None, "of an engine that loads GGUF files"
+    unknown = start.engine.gguf.find_unknown(start.reading.values)
     if unknown:
         return f"what {unknown} means for its memory is not known"
     lack = find_lack(start.model, start.gpu)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines import get_engine
@@ -208,6 +209,20 @@ def _with_proposals(
     return replace(judgement, advice=advice, improvements=improvements)
 
 
+class _Sizing(Protocol):
+    """How the memory of an engine is planned that takes no flags of vLLM: a module of this package."""
+
+    def size(self, start: Start) -> Plan | str: ...
+
+    def advise(
+        self, start: Start, *, other_gpus: tuple[Gpu, ...] | None = None
+    ) -> tuple[Advice, ...]: ...
+
+
+def _sizing(engine: ClusterEngine) -> _Sizing:
+    return other_engines if engine.gguf is None else gguf_engine
+
+
 def _judge_other(
     engine: ClusterEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
 ) -> Judgement:
@@ -215,8 +230,7 @@ def _judge_other(
     start = _start(engine, subject, reading)
     if start is None:
         return Judgement(subject, reading, flag_problems=tuple(rules), notes=(_lack(subject),))
-    gguf = engine.gguf
-    found = other_engines.size(start) if gguf is None else gguf_engine.size(start, gguf)
+    found = _sizing(engine).size(start)
     if isinstance(found, str):
         return Judgement(subject, reading, flag_problems=tuple(rules), notes=(found,))
     others = _not_reported(found.problems, rules, reading)
@@ -247,10 +261,7 @@ def _with_ways_out(
     start, reading = _start(engine, judged.subject, judged.reading), judged.reading
     if start is None or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
         return judged
-    if engine.gguf is None:
-        advice = other_engines.advise(start, other_gpus=other_gpus)
-    else:
-        advice = gguf_engine.advise(start, engine.gguf, other_gpus=other_gpus)
+    advice = _sizing(engine).advise(start, other_gpus=other_gpus)
     counts = {each.plan.gpu_count for each in advice}
     shared = {count for count in counts if not engine.check_sizes(reading, count)}
     return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))

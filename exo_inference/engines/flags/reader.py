@@ -1,7 +1,8 @@
 """Read an argument vector once: what it sets, and everything that is wrong with it, all at once. Pure.
 
 Engines call this with their flags of one release and the flags that the platform owns, and hand the
-`Reading` on; nobody reads the text again. What needs to know the model or the GPU is in `model_rules.py`.
+`Reading` on; nobody looks for a flag in the text again. What rewrites a vector for people to paste (`migration.py`, `merge`)
+splits it by the same rules. What needs to know the model or the GPU is in `model_rules.py`.
 Each problem names the flag, what was found, what is expected and one next step; where the words depend on
 whether releases are known, they are those of `vllm_words.py` or of `plain_words.py`.
 """
