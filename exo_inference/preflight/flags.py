@@ -58,11 +58,22 @@ def read_settings(
         UsageError: the flags of that release are not known.
     """
     reading = read_flags(flags, engine, version)
-    values = {**(given or {}), **reading.values}
+    return settings_of(reading, engine, version or DEFAULT_VERSION, given or {})
+
+
+def settings_of(
+    reading: Reading, engine: str, version: str, given: Mapping[str, Any]
+) -> EngineParameters:
+    """Return what the planner takes of flags that were read; the arguments are those of `read_settings`.
+
+    Raises:
+        WrongSetting: no engine can be planned with a value.
+    """
+    values = {**given, **reading.values}
     return EngineParameters.of(
         {name.replace("-", "_"): value for name, value in values.items()},
         engine=engine,
-        engine_version=version or DEFAULT_VERSION,
+        engine_version=version,
         others=_others(reading),
     )
 

@@ -39,7 +39,7 @@ from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.preflight import gguf_engine, other_engines
 from exo_inference.preflight.engine_start import Start
-from exo_inference.preflight.flags import read_flags, read_settings
+from exo_inference.preflight.flags import read_flags, settings_of
 from exo_inference.preflight.sure_length import with_sure_length
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
@@ -161,14 +161,11 @@ def judge(
         judged = _judge_other(engine, subject, reading, rules)
         return _with_ways_out(judged, engine, other_gpus) if with_advice else judged
     try:
-        parameters = read_settings(
-            subject.flags, subject.engine, subject.reading_version, subject.given
-        )
+        parameters = settings_of(reading, subject.engine, subject.version, subject.given)
     except WrongSetting as error:
         return Judgement(subject, reading, flag_problems=(_unplanned(reading, error), *rules))
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, reading, flag_problems=tuple(rules), notes=(_lack(subject),))
-    parameters = replace(parameters, engine_version=subject.version)
     model, gpu = subject.model, subject.gpu
 
     def planned(wanted: EngineParameters) -> Plan:
