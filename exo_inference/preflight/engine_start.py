@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from exo_inference.preflight.flags import written_flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What is to start: a model with an engine's flags, read already, on GPUs of a kind.
+    """What is to start: of what is judged, a model and a GPU that are known, with the flags as they were read.
 
     Attributes:
         version: the release whose rules apply; the flags are read by those of the engine's own.
@@ -25,7 +25,6 @@ class Start:
 
     engine: ClusterEngine
     version: str
-    flags: Sequence[str]
     reading: Reading
     model: Architecture
     gpu: Gpu

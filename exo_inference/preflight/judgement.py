@@ -10,7 +10,7 @@ same. Reading flags is left to `engines/`, memory and speed to `planner/`, what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -158,8 +158,8 @@ def judge(
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
         return Judgement(subject, reading, flag_problems=tuple(together))
     if isinstance(engine, ClusterEngine):
-        judged = _judge_other(engine, subject, reading, rules)
-        return _with_ways_out(judged, engine, other_gpus) if with_advice else judged
+        unplanned = Judgement(subject, reading, flag_problems=tuple(rules))
+        return _judge_other(engine, unplanned, with_advice=with_advice, other_gpus=other_gpus)
     try:
         parameters = settings_of(reading, subject.engine, subject.version, subject.given)
     except WrongSetting as error:
@@ -221,17 +221,32 @@ def _sizing(engine: ClusterEngine) -> _Sizing:
 
 
 def _judge_other(
-    engine: ClusterEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
+    engine: ClusterEngine,
+    unplanned: Judgement,
+    *,
+    with_advice: bool,
+    other_gpus: tuple[Gpu, ...] | None,
 ) -> Judgement:
-    """Judge what takes no flags of vLLM."""
-    start = _start(engine, subject, reading)
-    if start is None:
-        return Judgement(subject, reading, flag_problems=tuple(rules), notes=(_lack(subject),))
+    """Judge what takes no flags of vLLM, and add the ways out that are known of it."""
+    subject, reading, rules = unplanned.subject, unplanned.reading, unplanned.flag_problems
+    if subject.model is None or subject.gpu is None:
+        return replace(unplanned, notes=(_lack(subject),))
+    start = Start(
+        engine=engine, version=subject.version, reading=reading, model=subject.model, gpu=subject.gpu,
+        gpu_count=subject.gpu_count, free_bytes=subject.free_bytes,
+    )  # fmt: skip
     found = _sizing(engine).size(start)
     if isinstance(found, str):
-        return Judgement(subject, reading, flag_problems=tuple(rules), notes=(found,))
-    others = _not_reported(found.problems, rules, reading)
-    return Judgement(subject, reading, tuple(rules), _told(subject, found), others)
+        judged = replace(unplanned, notes=(found,))
+    else:
+        others = _not_reported(found.problems, rules, reading)
+        judged = replace(unplanned, plan=_told(subject, found), plan_problems=others)
+    if not with_advice or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
+        return judged
+    advice = _sizing(engine).advise(start, other_gpus=other_gpus)
+    counts = {each.plan.gpu_count for each in advice}
+    shared = {count for count in counts if not engine.check_sizes(reading, count)}
+    return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))
 
 
 def _told(subject: Subject, found: Plan) -> Plan:
@@ -242,30 +257,8 @@ def _told(subject: Subject, found: Plan) -> Plan:
     return replace(found, notes=(note, *found.notes))
 
 
-def _start(engine: ClusterEngine, subject: Subject, reading: Reading) -> Start | None:
-    if subject.model is None or subject.gpu is None:
-        return None
-    return Start(
-        engine=engine, version=subject.version, flags=subject.flags, reading=reading, model=subject.model, gpu=subject.gpu,
-        gpu_count=subject.gpu_count, free_bytes=subject.free_bytes,
-    )  # fmt: skip
-
-
-def _with_ways_out(
-    judged: Judgement, engine: ClusterEngine, other_gpus: tuple[Gpu, ...] | None
-) -> Judgement:
-    """Add the ways out that are known of an engine that takes no flags of vLLM."""
-    start, reading = _start(engine, judged.subject, judged.reading), judged.reading
-    if start is None or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
-        return judged
-    advice = _sizing(engine).advise(start, other_gpus=other_gpus)
-    counts = {each.plan.gpu_count for each in advice}
-    shared = {count for count in counts if not engine.check_sizes(reading, count)}
-    return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))
-
-
 def _not_reported(
-    problems: tuple[Problem, ...], rules: list[ParameterProblem], reading: Reading
+    problems: tuple[Problem, ...], rules: Sequence[ParameterProblem], reading: Reading
 ) -> tuple[Problem, ...]:
     """Return the plan's problems, without those that a rule has reported with the user's flag."""
     known = reading.release.by_spelling
