@@ -6,42 +6,47 @@ an engine runs is not known here, and flags are not judged: that was done when t
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+
+from exo_inference.engines.base import UnknownEngine
+from exo_inference.engines.registry import get_engine
 
 _FLAGS = ("lora-modules", "lora-paths", "lora-adapters")
-"""Of vLLM, of SGLang and of TGI: `NAME=PATH`, one item after the other or with commas between them."""
+"""Names of flags of vLLM, of SGLang and of TGI: `NAME=PATH` or JSON."""
+_MAX_KEPT = 256
+"""Vectors that are kept: a platform asks about every pod again and again."""
 
 
-def adapter_names(flags: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the adapters that an engine's flags load, each once."""
-    return tuple(dict.fromkeys(name for item in _items(flags) for name in _names(item)))
+@functools.lru_cache(maxsize=_MAX_KEPT)
+def adapter_names(engine: str, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the adapters that an engine's flags load, each once; none of an engine that is not known."""
+    try:
+        values = get_engine(engine).read(flags).values
+    except UnknownEngine:
+        return ()
+    loaded = (values[name] for name in _FLAGS if name in values)
+    items = (item for value in loaded for item in _split(value))
+    return tuple(dict.fromkeys(name for item in items for name in _names(item)))
 
 
-def _items(flags: Sequence[str]) -> Iterator[str]:
-    """Return what follows the flags of adapters."""
-    is_meant = False
-    for word in flags:
-        if not word.startswith("--"):
-            if is_meant:
-                yield word
-            continue
-        flag, _, value = word[2:].partition("=")
-        is_meant = flag.replace("_", "-") in _FLAGS
-        if is_meant and value:
-            yield value
+def _split(value: str | tuple[str, ...]) -> tuple[str, ...] | list[str]:
+    """Return the adapters of a flag: its values, or those between commas where it takes one."""
+    return value.split(",") if isinstance(value, str) else value
 
 
 def _names(item: str) -> Iterator[str]:
     if not item.lstrip().startswith(("{", "[")):
-        pairs = (part.partition("=") for part in item.split(","))
-        yield from (name.strip() for name, equals, _ in pairs if name.strip() and equals)
+        name, equals, _ = item.partition("=")
+        if name.strip() and equals:
+            yield name.strip()
         return
     try:
         found = json.loads(item)
     except ValueError:
         return
     for each in found if isinstance(found, list) else [found]:
-        name = each.get("name", each.get("lora_name")) if isinstance(each, dict) else None
-        if isinstance(name, str) and name:
-            yield name
+        told = each.get("name", each.get("lora_name")) if isinstance(each, dict) else None
+        if isinstance(told, str) and told:
+            yield told

@@ -11,6 +11,8 @@ from exo_inference.engines import cluster_engine
 from exo_inference.engines.base import CPU, GPU
 from exo_inference.engines.cluster_engine import ClusterEngine, GgufMeaning
 from exo_inference.engines.flags.dialects import LLAMA_CPP
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of
+from exo_inference.engines.flags.reader import Reading
 
 _TOOLS = "tools would let whoever asks the model read and change files of the pod"
 _ROUTER = "a deployment serves one model"
@@ -46,7 +48,28 @@ PLATFORM_OWNED = {
     "agent": _TOOLS,
 }
 
-ENGINE = ClusterEngine(
+
+class LlamaCpp(ClusterEngine):
+    """llama.cpp, whose flags say which GPUs hold what by their places, not by counts."""
+
+    def check_sizes(self, reading: Reading, gpu_count: int) -> list[ParameterProblem]:
+        """Return what is wrong with the places on a replica's GPUs that flags name."""
+        found = reading.values
+        shares, only = found.get("tensor-split"), found.get("main-gpu", 0)
+        wrong = {}
+        if shares is not None and not sum(shares[:gpu_count]):
+            wrong["tensor-split"] = "gives none of these GPUs a share, expected one that does"
+        if found.get("split-mode") == "none" and only >= gpu_count:
+            wrong["main-gpu"] = f"is {only}, expected a whole number from 0 to {gpu_count - 1}"
+        uses = [(reading.find(name), finding) for name, finding in wrong.items()]
+        return [
+            problem_of(use, "model", f"{use.spelling} {finding}; change it, or leave it out")
+            for use, finding in uses
+            if use is not None
+        ]
+
+
+ENGINE = LlamaCpp(
     name="llama-cpp",
     owned=PLATFORM_OWNED,
     dialect=LLAMA_CPP,

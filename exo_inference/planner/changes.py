@@ -16,8 +16,8 @@ from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.releases import prompts
-from exo_inference.planner.releases.checkpoints import allow_deprecated
-from exo_inference.planner.releases.own_code import own_code_flags
+from exo_inference.planner.releases.checkpoints import lacks_allowance
+from exo_inference.planner.releases.own_code import own_code_values
 from exo_inference.planner.verdict import Plan
 
 UNCHANGED, SLIGHTLY, LESS = "unchanged", "slightly less exact", "less exact"
@@ -123,7 +123,7 @@ def _flag_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
         is_more = settings is beside and itself.items() <= beside.items()
         if not settings or is_more:
             continue
-        parameters = wanted.parameters.with_values(settings)
+        parameters = wanted.parameters.with_values(dict(sorted(settings.items())))
         kept = set(wanted.parameters.format())
         effect = " ".join(each for each in parameters.format() if each not in kept)
         if not settings.get("batch_invariant", True):
@@ -238,9 +238,9 @@ def names_flags(before: Plan) -> bool:
 
 
 def _own_code_changes(wanted: Wanted) -> Iterator[Change]:
-    missing = own_code_flags(wanted.model, wanted.parameters)
+    missing = own_code_values(wanted.model, wanted.parameters)
     if missing:
-        changed = wanted.with_flags(others=(*wanted.parameters.others, *missing))
+        changed = replace(wanted, parameters=wanted.parameters.with_values(missing))
         yield Change("flags", 0.1, "runs the code that comes with the model", changed)
 
 
@@ -261,10 +261,10 @@ def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 def _weight_changes(wanted: Wanted) -> Iterator[Change]:
     """Yield smaller weights: quantized by the engine while loading, or a published checkpoint."""
     model, parameters = wanted.model, wanted.parameters
-    allowing = allow_deprecated(model, parameters)
-    if allowing is not None:
+    if lacks_allowance(model, parameters):
+        allowing = parameters.with_values({"allow_deprecated_quantization": True})
         effect = "the engine reads a form that it has deprecated, and may drop in a later release"
-        yield Change("quantization", 0.6, effect, wanted.with_flags(others=allowing))
+        yield Change("quantization", 0.6, effect, replace(wanted, parameters=allowing))
     if parameters.quantization:
         return
     if model.quantization is None:

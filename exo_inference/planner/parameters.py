@@ -1,13 +1,11 @@
 """The settings of an engine that memory and speed depend on, as one frozen object of values.
 
 Nothing here reads text: `preflight` reads flags and hands over what they set. `format` writes the settings
-as flags in vLLM's form, which exo-engine takes too; flags without a bearing on the plan are kept as they were
-written. Which flags exist in a version, the parameter catalogue knows.
+as flags in vLLM's form, which exo-engine takes too; other flags are kept as they were written, each under its name. Which flags exist in a version, the parameter catalogue knows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.errors import UsageError
 from exo_inference.planner.engine_rules import EngineRules, rules_for
+from exo_inference.planner.written_flags import WrittenFlag, write_flag
 
 LATEST_VLLM = "0.33.0"
 AUTO_LENGTH = "auto"
@@ -43,12 +42,13 @@ class EngineParameters:
         engine: one of `engine_rules.PLANNED`.
         engine_version: the vLLM release whose rules apply.
         max_model_len: tokens, or `auto` (the engine takes what fits).
-        others: flags that have no bearing on the plan, as given.
+        others: flags that are no settings, as given.
         records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
             flags that say so are in `others`.
         schedules_ahead: what `--async-scheduling` says, which is in `others`; None where it is not there.
         sleeps: what `--enable-sleep-mode` says, likewise.
-        attention_backend, batch_invariant, cpu_threads: what the flags of these names say, which are in `others`.
+        attention_backend, batch_invariant, cpu_threads, trust_remote_code, hf_overrides, allow_deprecated_quantization:
+            what the flags of these names say, which are in `others`.
         has_flashinfer_sampler: whether FlashInfer samples, where the start says so or what was installed (no flag
             does); None where nobody says.
     """
@@ -84,7 +84,7 @@ class EngineParameters:
     language_model_only: bool | None = None
     runner: str | None = None
     all2all_backend: str | None = None
-    others: tuple[str, ...] = ()
+    others: tuple[WrittenFlag, ...] = ()
     records_full_graphs: bool = True
     schedules_ahead: bool | None = None
     attention_backend: str | None = None
@@ -92,6 +92,9 @@ class EngineParameters:
     cpu_threads: int | None = None
     has_flashinfer_sampler: bool | None = None
     sleeps: bool = False
+    trust_remote_code: bool = False
+    hf_overrides: Mapping[str, Any] | None = None
+    allow_deprecated_quantization: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **others: Any) -> EngineParameters:
@@ -112,7 +115,7 @@ class EngineParameters:
         if settings.get("max_model_len") == -1:
             settings["max_model_len"] = AUTO_LENGTH
         ahead, backend = values.get("async_scheduling"), values.get("attention_backend")
-        threads = values.get("cpu_threads")
+        threads, overrides = values.get("cpu_threads"), values.get("hf_overrides")
         return cls(
             **settings,
             records_full_graphs=_records_full_graphs(values),
@@ -121,6 +124,9 @@ class EngineParameters:
             batch_invariant=values.get("batch_invariant") is True,
             sleeps=values.get("enable_sleep_mode") is True,
             cpu_threads=threads if _is_count(threads) else None,
+            trust_remote_code=values.get("trust_remote_code") is True,
+            hf_overrides=overrides if isinstance(overrides, Mapping) else None,
+            allow_deprecated_quantization=values.get("allow_deprecated_quantization") is True,
             **others,
         )
 
@@ -135,28 +141,22 @@ class EngineParameters:
         values = {name: getattr(self, name) for name in SETTINGS}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def flags(self) -> tuple[WrittenFlag, ...]:
+        """The flags that are read back to equal settings."""
+        settings = (write_flag(name, value) for name, value in self.settings.items())
+        return (*settings, *self.others)
+
     def format(self) -> list[str]:
         """Return the argument vector that is read back to equal settings."""
-        flags: list[str] = []
-        for each, value in self.settings.items():
-            name = each.replace("_", "-")
-            if isinstance(value, bool):
-                flags.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                flags.append(f"--{name}={_written(value)}")
-        return [*flags, *self.others]
+        return [item for flag in self.flags for item in flag.items]
 
-    def with_values(self, values: Mapping[str, str | int | bool]) -> EngineParameters:
-        """Return them with settings and such flags as are in `others` and are fields all the same, by field."""
-        others = list(self.others)
-        for name in sorted(values.keys() - set(SETTINGS)):
-            flag, value = f"--{name.replace('_', '-')}", values[name]
-            others = _without(others, flag, takes_value=not isinstance(value, bool))
-            if isinstance(value, bool):
-                others.append(flag if value else flag.replace("--", "--no-", 1))
-            else:
-                others.append(f"{flag}={value}")
-        return replace(self, **values, others=tuple(others))  # type: ignore[arg-type]
+    def with_values(self, values: Mapping[str, Any]) -> EngineParameters:
+        """Return them with settings and such flags as are in `others` and are fields all the same, by field and in that order."""
+        written = [write_flag(name, values[name]) for name in values if name not in SETTINGS]
+        names = {flag.name for flag in written}
+        kept = (flag for flag in self.others if flag.name not in names)
+        return replace(self, **values, others=(*kept, *written))
 
     @property
     def speculative(self) -> Mapping[str, Any]:
@@ -185,25 +185,6 @@ def _records_full_graphs(values: Mapping[str, Any]) -> bool:
     if mode is not None:
         return "FULL" in str(mode).upper()
     return values.get("optimization_level", 2) not in (0, 1)
-
-
-def _without(words: list[str], flag: str, *, takes_value: bool) -> list[str]:
-    """Return an argument vector without a flag, however it is spelled."""
-    kept: list[str] = []
-    is_value = False
-    for word in words:
-        name, has_equals, _ = word.replace("_", "-").partition("=")
-        is_flag = name in (flag, flag.replace("--", "--no-", 1))
-        if not is_flag and not is_value:
-            kept.append(word)
-        is_value = is_flag and takes_value and not has_equals
-    return kept
-
-
-def _written(value: object) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +223,9 @@ _BY_TYPE = {
         lambda v: isinstance(v, Mapping), "a JSON object", "Use {{…}} with keys and values."
     ),
 }  # fmt: skip
-_NO_FLAGS = ("schedules_ahead", "has_flashinfer_sampler", "attention_backend", "cpu_threads")
+_NO_FLAGS = (
+    "schedules_ahead", "has_flashinfer_sampler", "attention_backend", "cpu_threads", "hf_overrides",
+)  # fmt: skip
 """What is None by default though no flag of that name sets it, or one that is in `others`."""
 _KINDS = {
     each.name: _BY_TYPE[str(each.type)]

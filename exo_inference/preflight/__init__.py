@@ -6,7 +6,13 @@ that is wrong at once, the plan, and ways out; `to_wire` gives it the form that 
 (what fits); flags are read here, once (`flags.py`); looking models up is the caller's work.
 """
 
-from exo_inference.preflight.flags import read_draft_name, read_flags, read_settings
+from exo_inference.preflight.flags import (
+    is_written,
+    read_draft_name,
+    read_flags,
+    read_settings,
+    written_flags,
+)
 from exo_inference.preflight.judgement import Judgement, Subject, judge
 from exo_inference.preflight.report import describe_advice, locate, locate_code, to_wire
 
@@ -14,6 +20,7 @@ __all__ = [
     "Judgement",
     "Subject",
     "describe_advice",
+    "is_written",
     "judge",
     "locate",
     "locate_code",
@@ -21,4 +28,5 @@ __all__ = [
     "read_flags",
     "read_settings",
     "to_wire",
+    "written_flags",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
+from exo_inference.preflight.flags import written_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What is to start: a model with an engine's flags, read already, on GPUs of a kind.
+    """What is to start: of what is judged, a model and a GPU that are known, with the flags as they were read.
 
     Attributes:
         version: the release whose rules apply; the flags are read by those of the engine's own.
@@ -24,7 +25,6 @@ class Start:
 
     engine: ClusterEngine
     version: str
-    flags: Sequence[str]
     reading: Reading
     model: Architecture
     gpu: Gpu
@@ -34,8 +34,8 @@ class Start:
     @property
     def written(self) -> EngineParameters:
         """The flags as they were given, which no planner reads."""
-        name, others = self.engine.name, tuple(self.flags)
-        return EngineParameters(engine=name, engine_version=self.version, others=others)
+        others = written_flags(self.reading)
+        return EngineParameters(engine=self.engine.name, engine_version=self.version, others=others)
 
     def own_parameters(self, settings: Mapping[str, Any]) -> EngineParameters:
         """Return what the planner reads of an engine that it has rules of."""

@@ -13,8 +13,9 @@ from typing import Any
 from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.engines.flags.reader import Reading
-from exo_inference.errors import ExoError
+from exo_inference.errors import ExoError, UsageError
 from exo_inference.planner.parameters import SETTINGS, EngineParameters
+from exo_inference.planner.written_flags import WrittenFlag
 
 _MAX_KEPT = 32
 """Vectors that are kept, which may be as large as a request: enough for those that are asked about at once."""
@@ -57,12 +58,23 @@ def read_settings(
         UsageError: the flags of that release are not known.
     """
     reading = read_flags(flags, engine, version)
-    values = {**(given or {}), **reading.values}
+    return settings_of(reading, engine, version or DEFAULT_VERSION, given or {})
+
+
+def settings_of(
+    reading: Reading, engine: str, version: str, given: Mapping[str, Any]
+) -> EngineParameters:
+    """Return what the planner takes of flags that were read; the arguments are those of `read_settings`.
+
+    Raises:
+        WrongSetting: no engine can be planned with a value.
+    """
+    values = {**given, **reading.values}
     return EngineParameters.of(
         {name.replace("-", "_"): value for name, value in values.items()},
         engine=engine,
-        engine_version=version or DEFAULT_VERSION,
-        others=_others(flags, reading),
+        engine_version=version,
+        others=_others(reading),
     )
 
 
@@ -74,10 +86,33 @@ def read_draft_name(flags: tuple[str, ...], engine: str, version: str | None) ->
         return None
 
 
-def _others(flags: tuple[str, ...], reading: Reading) -> tuple[str, ...]:
-    """Return the items of flags that are no settings, as they were written."""
-    planned: set[int] = set()
-    for use in reading.uses:
-        if use.flag is not None and use.flag.name.replace("-", "_") in SETTINGS:
-            planned.update(range(use.index, use.index + use.items))
-    return tuple(item for index, item in enumerate(flags) if index not in planned)
+def is_written(name: str, flags: tuple[str, ...], engine: str, version: str | None) -> bool:
+    """Whether a flag is among flags; of a release that is not known, by the list of the default one.
+
+    Raises:
+        UnknownEngine
+    """
+    try:
+        reading = read_flags(flags, engine, version)
+    except UsageError:
+        reading = read_flags(flags, engine)
+    return reading.find(name) is not None
+
+
+def written_flags(reading: Reading) -> tuple[WrittenFlag, ...]:
+    """Return an argument vector flag by flag, as it was written."""
+    uses = {use.index: use for use in reading.uses}
+    flags, index = [], 0
+    while index < len(reading.items):
+        use = uses.get(index)
+        end = index + (1 if use is None else use.items)
+        name = "" if use is None or use.flag is None else use.flag.name
+        flags.append(WrittenFlag(name, reading.items[index:end]))
+        index = end
+    return tuple(flags)
+
+
+def _others(reading: Reading) -> tuple[WrittenFlag, ...]:
+    """Return the flags that are no settings."""
+    written = written_flags(reading)
+    return tuple(flag for flag in written if flag.name.replace("-", "_") not in SETTINGS)

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exo_inference.engines.cluster_engine import GgufMeaning
-from exo_inference.engines.flags.argument_vector import merge
-from exo_inference.engines.flags.problems import ParameterProblem, problem_of
-from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
 from exo_inference.planner.advice import price_text
 from exo_inference.planner.llama_cpp.planning import (
@@ -20,30 +16,19 @@ from exo_inference.planner.llama_cpp.planning import (
     plan_llama_cpp,
 )
 from exo_inference.planner.llama_cpp.room import Asked
-from exo_inference.planner.llama_cpp.setting import WrongFlag, check_overrides, read_setting
+from exo_inference.planner.llama_cpp.setting import read_setting
 from exo_inference.planner.llama_cpp.ways import Way, find_ways
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.written_flags import WrittenFlag
 from exo_inference.preflight.engine_start import Start
 
 
-def find_wrong(reading: Reading, gpu_count: int) -> list[ParameterProblem]:
-    """Return the problem of a value that its parser takes and the engine does not start with."""
-    try:
-        check_overrides(reading.values)
-        read_setting(reading.values, max(1, gpu_count))
-    except WrongFlag as error:
-        use = reading.find(error.name)
-        assert use is not None, "what is not said has a right value"
-        return [problem_of(use, "range", f"{error}; change it, or leave it out")]
-    return []
-
-
-def size(start: Start, meaning: GgufMeaning) -> Plan | str:
-    """Return the plan of a start of which `find_wrong` finds nothing, or why there is none."""
+def size(start: Start) -> Plan | str:
+    """Return the plan of a start whose flags are right, or why there is none."""
     problem = check_files(start.model)
     if problem is not None:
         return _refused(start, problem)
-    asked = _read(start, meaning)
+    asked = _read(start)
     if isinstance(asked, str):
         return f"not sized for {start.engine.title}: {asked}"
     problem = check_cache_types(asked.setting)
@@ -62,13 +47,11 @@ def _refused(start: Start, problem: Problem) -> Plan:
     return replace(empty, problems=(problem,), usd_per_hour=start.gpu.price(start.gpu_count))
 
 
-def advise(
-    start: Start, meaning: GgufMeaning, *, other_gpus: tuple[Gpu, ...] | None = None
-) -> tuple[Advice, ...]:
+def advise(start: Start, *, other_gpus: tuple[Gpu, ...] | None = None) -> tuple[Advice, ...]:
     """Return ways out of a start that has no room, each with the plan after it."""
     if check_files(start.model) is not None:
         return ()
-    asked = _read(start, meaning)
+    asked = _read(start)
     if isinstance(asked, str) or check_cache_types(asked.setting) is not None:
         return ()
     before = plan_llama_cpp(asked, start.written)
@@ -79,8 +62,9 @@ def advise(
     return tuple(_advice(start, before, way) for way in found)
 
 
-def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
-    unknown = meaning.find_unknown(start.reading.values)
+def _read(start: Start) -> Asked | str:
+    assert start.engine.gguf is not None, "of an engine that loads GGUF files"
+    unknown = start.engine.gguf.find_unknown(start.reading.values)
     if unknown:
         return f"what {unknown} means for its memory is not known"
     lack = find_lack(start.model, start.gpu)
@@ -93,15 +77,15 @@ def _read(start: Start, meaning: GgufMeaning) -> Asked | str:
 
 def _advice(start: Start, before: Plan, way: Way) -> Advice:
     # Each as two items, which is how its parser reads them.
-    changed = [item for name, value in way.flags.items() for item in (f"--{name}", str(value))]
-    flags = merge(start.flags, changed, start.reading.release)
-    after = plan_llama_cpp(way.asked, replace(start.written, others=flags))
+    changed = [WrittenFlag(name, (f"--{name}", str(value))) for name, value in way.flags.items()]
+    kept = (flag for flag in start.written.others if flag.name not in way.flags)
+    after = plan_llama_cpp(way.asked, replace(start.written, others=(*kept, *changed)))
     price = None
     if after.usd_per_hour is not None and before.usd_per_hour is not None:
         price = after.usd_per_hour - before.usd_per_hour
     return Advice(
         kinds=way.kinds,
-        flags=tuple(changed),
+        flags=tuple(item for flag in changed for item in flag.items),
         options=tuple(f"--{name}={value}" for name, value in way.options.items()),
         effect=way.effect + price_text(price),
         quality=way.quality,

@@ -10,8 +10,9 @@ same. Reading flags is left to `engines/`, memory and speed to `planner/`, what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines import get_engine
@@ -38,7 +39,7 @@ from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.preflight import gguf_engine, other_engines
 from exo_inference.preflight.engine_start import Start
-from exo_inference.preflight.flags import read_flags, read_settings
+from exo_inference.preflight.flags import read_flags, settings_of
 from exo_inference.preflight.sure_length import with_sure_length
 from exo_inference.preflight.unlisted import is_unlisted, unlisted_note, unlisted_problems
 
@@ -109,6 +110,7 @@ class Judgement:
     """What was found.
 
     Attributes:
+        reading: the subject's flags, as they were read.
         flag_problems: of single flags, in their order; each refuses.
         plan: None where the flags cannot be read, or model or GPU are not known.
         plan_problems: the plan's, without those that `flag_problems` says better.
@@ -118,6 +120,7 @@ class Judgement:
     """
 
     subject: Subject
+    reading: Reading
     flag_problems: tuple[ParameterProblem, ...] = ()
     plan: Plan | None = None
     plan_problems: tuple[Problem, ...] = ()
@@ -149,25 +152,20 @@ def judge(
     engine = get_engine(subject.engine)
     reading = read_flags(subject.flags, subject.engine, subject.reading_version)
     problems = unlisted_problems(reading, engine) if subject.is_unlisted else reading.problems
-    if not problems and isinstance(engine, ClusterEngine) and engine.gguf is not None:
-        problems = tuple(gguf_engine.find_wrong(reading, subject.gpu_count))
     reported = {problem.flag for problem in problems}
     rules = [each for each in _check_rules(subject, reading) if each.flag not in reported]
     if problems:
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
-        return Judgement(subject, flag_problems=tuple(together))
+        return Judgement(subject, reading, flag_problems=tuple(together))
     if isinstance(engine, ClusterEngine):
-        judged = _judge_other(engine, subject, reading, rules)
-        return _with_ways_out(judged, engine, reading, other_gpus) if with_advice else judged
+        unplanned = Judgement(subject, reading, flag_problems=tuple(rules))
+        return _judge_other(engine, unplanned, with_advice=with_advice, other_gpus=other_gpus)
     try:
-        parameters = read_settings(
-            subject.flags, subject.engine, subject.reading_version, subject.given
-        )
+        parameters = settings_of(reading, subject.engine, subject.version, subject.given)
     except WrongSetting as error:
-        return Judgement(subject, flag_problems=(_unplanned(reading, error), *rules))
+        return Judgement(subject, reading, flag_problems=(_unplanned(reading, error), *rules))
     if subject.model is None or subject.gpu is None:
-        return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    parameters = replace(parameters, engine_version=subject.version)
+        return Judgement(subject, reading, flag_problems=tuple(rules), notes=(_lack(subject),))
     model, gpu = subject.model, subject.gpu
 
     def planned(wanted: EngineParameters) -> Plan:
@@ -180,7 +178,7 @@ def judge(
         planned(parameters), lambda length: planned(replace(parameters, max_model_len=length))
     )
     others = _not_reported(found.problems, rules, reading)
-    judgement = Judgement(subject, tuple(rules), _told(subject, found), others)
+    judgement = Judgement(subject, reading, tuple(rules), _told(subject, found), others)
     return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
 
 
@@ -208,19 +206,47 @@ def _with_proposals(
     return replace(judgement, advice=advice, improvements=improvements)
 
 
+class _Sizing(Protocol):
+    """How the memory of an engine is planned that takes no flags of vLLM: a module of this package."""
+
+    def size(self, start: Start) -> Plan | str: ...
+
+    def advise(
+        self, start: Start, *, other_gpus: tuple[Gpu, ...] | None = None
+    ) -> tuple[Advice, ...]: ...
+
+
+def _sizing(engine: ClusterEngine) -> _Sizing:
+    return other_engines if engine.gguf is None else gguf_engine
+
+
 def _judge_other(
-    engine: ClusterEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
+    engine: ClusterEngine,
+    unplanned: Judgement,
+    *,
+    with_advice: bool,
+    other_gpus: tuple[Gpu, ...] | None,
 ) -> Judgement:
-    """Judge what takes no flags of vLLM."""
-    start = _start(engine, subject, reading)
-    if start is None:
-        return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    gguf = engine.gguf
-    found = other_engines.size(start) if gguf is None else gguf_engine.size(start, gguf)
+    """Judge what takes no flags of vLLM, and add the ways out that are known of it."""
+    subject, reading, rules = unplanned.subject, unplanned.reading, unplanned.flag_problems
+    if subject.model is None or subject.gpu is None:
+        return replace(unplanned, notes=(_lack(subject),))
+    start = Start(
+        engine=engine, version=subject.version, reading=reading, model=subject.model, gpu=subject.gpu,
+        gpu_count=subject.gpu_count, free_bytes=subject.free_bytes,
+    )  # fmt: skip
+    found = _sizing(engine).size(start)
     if isinstance(found, str):
-        return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
-    others = _not_reported(found.problems, rules, reading)
-    return Judgement(subject, tuple(rules), _told(subject, found), others)
+        judged = replace(unplanned, notes=(found,))
+    else:
+        others = _not_reported(found.problems, rules, reading)
+        judged = replace(unplanned, plan=_told(subject, found), plan_problems=others)
+    if not with_advice or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
+        return judged
+    advice = _sizing(engine).advise(start, other_gpus=other_gpus)
+    counts = {each.plan.gpu_count for each in advice}
+    shared = {count for count in counts if not engine.check_sizes(reading, count)}
+    return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))
 
 
 def _told(subject: Subject, found: Plan) -> Plan:
@@ -231,33 +257,8 @@ def _told(subject: Subject, found: Plan) -> Plan:
     return replace(found, notes=(note, *found.notes))
 
 
-def _start(engine: ClusterEngine, subject: Subject, reading: Reading) -> Start | None:
-    if subject.model is None or subject.gpu is None:
-        return None
-    return Start(
-        engine=engine, version=subject.version, flags=subject.flags, reading=reading, model=subject.model, gpu=subject.gpu,
-        gpu_count=subject.gpu_count, free_bytes=subject.free_bytes,
-    )  # fmt: skip
-
-
-def _with_ways_out(
-    judged: Judgement, engine: ClusterEngine, reading: Reading, other_gpus: tuple[Gpu, ...] | None
-) -> Judgement:
-    """Add the ways out that are known of an engine that takes no flags of vLLM."""
-    start = _start(engine, judged.subject, reading)
-    if start is None or judged.verdict not in (Verdict.REFUSED, Verdict.TIGHT):
-        return judged
-    if engine.gguf is None:
-        advice = other_engines.advise(start, other_gpus=other_gpus)
-    else:
-        advice = gguf_engine.advise(start, engine.gguf, other_gpus=other_gpus)
-    counts = {each.plan.gpu_count for each in advice}
-    shared = {count for count in counts if not engine.check_sizes(reading, count)}
-    return replace(judged, advice=tuple(each for each in advice if each.plan.gpu_count in shared))
-
-
 def _not_reported(
-    problems: tuple[Problem, ...], rules: list[ParameterProblem], reading: Reading
+    problems: tuple[Problem, ...], rules: Sequence[ParameterProblem], reading: Reading
 ) -> tuple[Problem, ...]:
     """Return the plan's problems, without those that a rule has reported with the user's flag."""
     known = reading.release.by_spelling

@@ -11,8 +11,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from exo_inference.engines.flags.problems import ParameterProblem
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
 from exo_inference.planner.problem import OF_PROCESSOR
+from exo_inference.planner.written_flags import WrittenFlag
+from exo_inference.preflight.flags import written_flags
 from exo_inference.wire import (
     MEMORY_CODES,
     BatchSpeed,
@@ -32,19 +35,14 @@ if TYPE_CHECKING:
 
 FLAGS_FIELD = "inference-engine-parameters"
 _GPU_TYPE = "--gpu-type="
-_TENSOR = ("--tensor-parallel-size", "-tp", "--tp", "--tp-size")
-_PIPELINE = ("--pipeline-parallel-size", "-pp", "--pp", "--pp-size")
-_SPELLINGS = {
-    "tensor-parallel": _TENSOR,
-    "pipeline-parallel": _PIPELINE,
-    "parallel-size": (*_TENSOR, *_PIPELINE, "--data-parallel-size", "-dp", "--dp", "--dp-size"),
-    "max-model-len": ("--max-model-len", "--context-length"),
-    "quantization": ("--quantization", "-q"),
-    "speculative-config": ("--speculative-config", "-sc"),
-    "gpu-layers": ("--gpu-layers", "--n-gpu-layers", "-ngl"),
-    "draft-model": ("--speculative-config", "-sc", "--spec-model"),
+_FLAGS = {
+    "tensor-parallel": ("tensor-parallel-size",),
+    "pipeline-parallel": ("pipeline-parallel-size",),
+    "parallel-size": ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"),
+    "max-model-len": ("max-model-len", "context-length"),
+    "draft-model": ("speculative-config", "spec-model"),
 }
-"""Flags that problems of the planner are about, where they are not called after one flag."""
+"""Names of flags that problems of the planner are about, where they are not called after one flag."""
 
 _PARAMS = "--inference-engine-params"
 
@@ -52,8 +50,10 @@ _PARAMS = "--inference-engine-params"
 def to_wire(judgement: Judgement) -> DeploymentPlan:
     """Return the judgement with its plan, problems and advice."""
     subject = judgement.subject
-    problems = [_flag_problem(each, subject) for each in judgement.flag_problems]
-    problems += [_plan_problem(each, subject.flags) for each in judgement.plan_problems]
+    reading = judgement.reading
+    problems = [_flag_problem(each, reading) for each in judgement.flag_problems]
+    flags = written_flags(reading)
+    problems += [_plan_problem(each, flags) for each in judgement.plan_problems]
     head: dict[str, object] = {
         "verdict": PlanVerdict(judgement.verdict.value),
         "problems": problems,
@@ -70,24 +70,25 @@ def to_wire(judgement: Judgement) -> DeploymentPlan:
     return found.model_copy(update={**head, "notes": [*taken, *found.notes]})
 
 
-def locate(problem: ParameterProblem, subject: Subject) -> str:
+def locate(problem: ParameterProblem, reading: Reading) -> str:
     """Return the JSON path of what a problem is about: a flag, or the GPUs where no flag says it."""
-    spelled = [item.partition("=")[0].replace("_", "-") for item in subject.flags]
-    if problem.reason != "model" or spelled[problem.index : problem.index + 1] == [problem.flag]:
+    written = ((use.index, use.spelling) for use in reading.uses)
+    if problem.reason != "model" or (problem.index, problem.flag) in written:
         return f"$['{FLAGS_FIELD}'][{problem.index}]"
     return "$['gpu-count']" if "parallel" in problem.flag else "$['gpu-type']"
 
 
-def locate_code(code: str, flags: Sequence[str]) -> str | None:
+def locate_code(code: str, flags: Sequence[WrittenFlag]) -> str | None:
     """Return the JSON path of what a problem of the planner is about; None for missing memory."""
     if code in MEMORY_CODES:
         return None
     if code == OF_PROCESSOR:
         return "$['gpu-type']"
-    names = [flag.partition("=")[0].replace("_", "-") for flag in flags]
-    for spelling in _SPELLINGS.get(code, (f"--{code}",)):
-        if spelling in names:
-            return f"$['{FLAGS_FIELD}'][{names.index(spelling)}]"
+    names = [flag.name for flag in flags]
+    for name in _FLAGS.get(code, (code,)):
+        if name in names:
+            index = sum(len(flag.items) for flag in flags[: names.index(name)])
+            return f"$['{FLAGS_FIELD}'][{index}]"
     return "$['gpu-count']" if "parallel" in code or "gpu" in code else "$['model']"
 
 
@@ -126,7 +127,7 @@ def _plan(plan: Plan, gpu_type: str) -> DeploymentPlan:
         "kv_capacity_tokens", "max_concurrency", "max_model_len", "largest_max_model_len", "safe_max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "usd_per_hour",
     )  # fmt: skip
-    flags = plan.parameters.format()
+    flags = plan.parameters.flags
     return DeploymentPlan(
         verdict=PlanVerdict(plan.verdict.value),
         model=plan.model,
@@ -135,7 +136,7 @@ def _plan(plan: Plan, gpu_type: str) -> DeploymentPlan:
         gpu_count=plan.gpu_count,
         engine=plan.parameters.engine,
         engine_version=plan.parameters.engine_version,
-        parameters=flags,
+        parameters=plan.parameters.format(),
         problems=[_plan_problem(each, flags) for each in plan.problems],
         tensor_parallel_size=plan.ranks.tensor,
         pipeline_parallel_size=plan.ranks.pipeline,
@@ -191,16 +192,16 @@ def _improvement(improvement: Improvement) -> PlanImprovement:
     )
 
 
-def _flag_problem(problem: ParameterProblem, subject: Subject) -> PlanProblem:
+def _flag_problem(problem: ParameterProblem, reading: Reading) -> PlanProblem:
     return PlanProblem(
         code=problem.reason or "flag",
         detail=problem.detail,
         flag=problem.flag or None,
-        location=locate(problem, subject),
+        location=locate(problem, reading),
     )
 
 
-def _plan_problem(problem: Problem, flags: Sequence[str]) -> PlanProblem:
+def _plan_problem(problem: Problem, flags: Sequence[WrittenFlag]) -> PlanProblem:
     return PlanProblem(
         code=problem.code,
         detail=problem.detail,

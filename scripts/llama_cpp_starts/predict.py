@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exo_inference.engines import get_engine
 from exo_inference.errors import UsageError
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.gpu_catalog import MIB, Gpu, find_gpu
@@ -53,11 +54,12 @@ def stated_model(case: Mapping[str, Any]) -> Architecture:
 
 def asked_of(case: Mapping[str, Any]) -> Asked:
     """Return the start as the planner takes it."""
-    observed, flags = case["observed"], dict(case.get("flags") or {})
-    if flags.pop("no-kv-unified", None):
-        flags["kv-unified"] = False
-    gpus = int(case.get("gpu_count") or 1)
-    setting = read_setting(flags, gpus)
+    observed, gpus = case["observed"], int(case.get("gpu_count") or 1)
+    flags = ((f"--{name}", value) for name, value in (case.get("flags") or {}).items())
+    items = [
+        item for flag, value in flags for item in ((flag,) if value is True else (flag, str(value)))
+    ]
+    setting = read_setting(get_engine("llama-cpp").read(items).values, gpus)
     sequences = int(observed.get("sequences") or setting.sequences)
     keeps_all, has_wide_masks = _build(case)
     setting = replace(

@@ -36,8 +36,11 @@ def reasons(engine: ClusterEngine, *items: str) -> list[str]:
 
 def right_values(engine: ClusterEngine, parameter: EngineParameter) -> list[str]:
     by_type = {"integer": "1", "float": "0.5", "json": "{}"}
+    flag = engine.flags.by_name[parameter.name]
     value = (parameter.allowed_values or [by_type.get(parameter.type, "text")])[0]
-    return [value] * (engine.flags.by_name[parameter.name].num_values or 1)
+    if flag.form:
+        value = "exps=CPU" if flag.form == "buffers" else "1"
+    return [value] * (flag.num_values or 1)
 
 
 def test_the_engines_are_those_of_the_images() -> None:

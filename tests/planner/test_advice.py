@@ -314,7 +314,7 @@ def test_as_much_of_the_gpu_as_is_enough_for_states_is_advised() -> None:
 @pytest.mark.parametrize("others", [(), ("--no-allow-deprecated-quantization",)])
 def test_a_deprecated_form_is_advised_to_be_allowed(others: tuple[str, ...]) -> None:
     model = find_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
-    asked = EngineParameters(engine_version="0.28.0", others=others)
+    asked = settings_of(others, engine_version="0.28.0")
     found = advise(model, find_gpu("H100"), 8, asked)
     assert found[0].flags == ("--allow-deprecated-quantization",)
     assert found[0].plan.verdict is Verdict.FITS

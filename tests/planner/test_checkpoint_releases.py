@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from exo_inference.planner.releases.checkpoints import (
     SINCE,
     check_release,
 )
+from tests.planner.flags import settings_of
 
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128, "hidden_size": 1024,
@@ -36,7 +38,8 @@ HQQ = {
 def plan_of(checkpoint: dict[str, Any] | None, version: str, *others: str, **flags: Any) -> Plan:
     extra = {} if checkpoint is None else {"quantization_config": checkpoint}
     model = read_architecture({**QWEN, **extra}, name="mine")
-    asked = EngineParameters(engine_version=version, max_model_len=4096, others=others, **flags)
+    asked = settings_of((*others, "--max-model-len=4096"), engine_version=version)
+    asked = replace(asked, **flags)
     return plan(model, find_gpu("L4"), 1, asked)
 
 

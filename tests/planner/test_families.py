@@ -98,7 +98,7 @@ def test_a_family_is_planned(name: str) -> None:
         model,
         find_gpu("gpub300"),
         1,
-        EngineParameters(max_model_len=448, others=("--trust-remote-code",)),
+        EngineParameters(max_model_len=448, trust_remote_code=True),
     )
     assert result.verdict == ("refused" if check_class(model, result.parameters.rules) else "fits")
     assert result.kv_bytes_per_token == model.kv_elements_per_token * 2

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.parameters import WrongSetting
+from exo_inference.planner.written_flags import WrittenFlag
 from tests.planner.flags import settings_of
 
 counts = st.integers(1, 10**6)
@@ -31,7 +32,11 @@ parameters = st.builds(
         [None, {"method": "ngram", "num_speculative_tokens": 4}, {"method": "eagle3"}]
     ),
     others=st.sampled_from(
-        [(), ("--seed=7",), ("--served-model-name", "a", "--trust-remote-code")]
+        [
+            (),
+            (WrittenFlag("seed", ("--seed=7",)),),
+            (WrittenFlag("tokenizer", ("--tokenizer", "a")), WrittenFlag("seed", ("--seed", "7"))),
+        ]
     ),
 )
 
@@ -94,4 +99,18 @@ def test_flags_without_bearing_are_kept() -> None:
     items = ["--seed", "7", "--trust-remote-code", "--max-num-seqs=3"]
     asked = settings_of(items)
     assert asked.max_num_seqs == 3
-    assert asked.others == ("--seed", "7", "--trust-remote-code")
+    assert asked.others == (
+        WrittenFlag("seed", ("--seed", "7")),
+        WrittenFlag("trust-remote-code", ("--trust-remote-code",)),
+    )
+
+
+def test_a_flag_that_is_set_anew_takes_the_place_of_every_spelling_of_it() -> None:
+    asked = settings_of(["-cc.mode=3", "--attention_backend", "FLASH_ATTN", "--seed=7"])
+    after = asked.with_values({"attention_backend": "TRITON_ATTN", "max_num_seqs": 3})
+    assert after.format() == [
+        "--max-num-seqs=3",
+        "-cc.mode=3",
+        "--seed=7",
+        "--attention-backend=TRITON_ATTN",
+    ]

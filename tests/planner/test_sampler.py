@@ -10,6 +10,7 @@ from exo_inference.planner.gpu_catalog import GIB, find_gpu
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan, Verdict
+from tests.planner.flags import settings_of
 
 MODEL = "openai/gpt-oss-120b"
 
@@ -74,6 +75,6 @@ def test_a_start_says_who_samples_or_how_it_was_installed(
 
 
 def test_what_no_flag_sets_is_not_written_as_a_flag() -> None:
-    found = EngineParameters.of({"async_scheduling": True}, others=("--async-scheduling",))
+    found = settings_of(["--async-scheduling"])
     assert found.schedules_ahead is True
     assert found.format() == ["--async-scheduling"]

@@ -55,11 +55,11 @@ def test_what_is_not_known_is_said(flags: tuple[str, ...], words: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--parallel", "0"), "--parallel is 0, expected 1 or more"),
-        (("-c", "-5"), "--ctx-size is -5, expected a whole number"),
+        (("--parallel", "0"), "--parallel is '0', expected 1 or more"),
+        (("-c", "-5"), "-c is '-5', expected a whole number"),
         (
             ("--override-tensor", "(a+)+$"),
-            "--override-tensor has '(a+)+$', expected PATTERN=BUFFER",
+            "--override-tensor is '(a+)+$', expected PATTERN=BUFFER",
         ),
     ],
 )
@@ -70,8 +70,17 @@ def test_values_with_which_it_does_not_start_are_refused(
     judgement = judged(*flags, model=model)
     assert judgement.verdict is Verdict.REFUSED
     (problem,) = judgement.flag_problems
-    assert (problem.index, problem.flag) == (0, flags[0])
+    assert (problem.index, problem.flag) == (1, flags[0])
     assert problem.detail.startswith(words)
+
+
+def test_a_place_that_other_gpus_lack_leaves_the_ways_out_of_those_that_have_it() -> None:
+    flags = ("--split-mode", "none", "--main-gpu", "1", "--ctx-size", "131072")
+    judgement = judged(*flags, count=2)
+    assert judgement.verdict is Verdict.REFUSED
+    assert judgement.flag_problems == ()
+    assert judgement.advice
+    assert {each.plan.gpu_count for each in judgement.advice} == {2}
 
 
 def test_flags_that_are_not_known_are_flags_of_the_engine() -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.planner import Verdict, find_gpu, find_model, planning
-from exo_inference.preflight import Subject, judge, locate, locate_code, to_wire
+from exo_inference.preflight import (
+    Subject,
+    judge,
+    locate,
+    locate_code,
+    read_flags,
+    to_wire,
+    written_flags,
+)
 from tests.planner.flags import settings_of
 
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
@@ -101,15 +109,15 @@ def test_a_flag_that_is_wrong_by_itself_is_not_judged_against_the_gpu() -> None:
 def test_heads_that_do_not_divide_point_at_the_gpu_count_where_no_flag_sets_them() -> None:
     judged = judge(subject("--seed=1", "--max-model-len=4096", count=3), with_advice=False)
     (problem,) = judged.flag_problems
-    assert locate(problem, judged.subject) == "$['gpu-count']"
+    assert locate(problem, judged.reading) == "$['gpu-count']"
     asked = judge(subject("--seed=1", "--tensor-parallel-size=3", count=3), with_advice=False)
     (problem,) = asked.flag_problems
-    assert locate(problem, asked.subject) == "$['inference-engine-parameters'][1]"
+    assert locate(problem, asked.reading) == "$['inference-engine-parameters'][1]"
 
 
 def test_a_checkpoint_the_gpu_cannot_run_points_at_the_gpu_type() -> None:
     judged = judge(subject(model=MINISTRAL, gpu="V100"), with_advice=False)
-    places = {locate(problem, judged.subject) for problem in judged.flag_problems}
+    places = {locate(problem, judged.reading) for problem in judged.flag_problems}
     assert places == {"$['gpu-type']"}
 
 
@@ -218,13 +226,15 @@ def test_an_unrelated_problem_of_the_planner_stays_beside_a_rule() -> None:
         ("tensor-parallel", ("--seed=1", "-tp", "2"), "$['inference-engine-parameters'][1]"),
         ("tensor-parallel", (), "$['gpu-count']"),
         ("max-model-len", (), "$['model']"),
+        ("max-model-len", ("--served-model-name", "--max-model-len"), "$['inference-engine-parameters'][1]"),
+        ("quantization", ("--limit-mm-per-prompt.image=0", "-q", "fp8"), "$['inference-engine-parameters'][1]"),
         ("memory", ("--max-model-len=9",), None),
     ],
 )  # fmt: skip
 def test_problems_of_the_planner_say_where(
     code: str, flags: tuple[str, ...], location: str | None
 ) -> None:
-    assert locate_code(code, flags) == location
+    assert locate_code(code, written_flags(read_flags(flags))) == location
 
 
 def test_a_split_that_does_not_go_with_gpus_and_heads_gets_one_next_step() -> None:

@@ -35,6 +35,7 @@ from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines.registry import can_name
 from exo_inference.errors import UsageError
 from exo_inference.planner import Step
+from exo_inference.preflight import is_written
 from exo_inference.wire import DeploymentPlan, ModelRef, PlanVerdict
 
 if TYPE_CHECKING:
@@ -153,10 +154,11 @@ def _planner_of_length(
 
 
 def _with_length(options: PlanOptions, length: int) -> PlanOptions:
-    flags = options.wanted.engine_parameters or ()
-    if not any(flag.replace("_", "-").startswith("--max-model-len") for flag in flags):
+    wanted = options.wanted
+    flags = wanted.engine_parameters or ()
+    if not is_written("max-model-len", flags, wanted.engine or GPU_ENGINE, wanted.engine_version):
         flags = (*flags, f"--max-model-len={length}")
-    return replace(options, wanted=replace(options.wanted, engine_parameters=flags))
+    return replace(options, wanted=replace(wanted, engine_parameters=flags))
 
 
 def print_plan(

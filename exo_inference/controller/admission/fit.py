@@ -16,6 +16,7 @@ from exo_inference.controller.admission.world import find_family
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engine_names import facts_of
 from exo_inference.engines.flags.problems import ParameterProblem
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.problem import OF_PROCESSOR, Problem
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -30,6 +31,7 @@ from exo_inference.preflight import (
     read_draft_name,
     read_flags,
     to_wire,
+    written_flags,
 )
 from exo_inference.resources import DeploymentSpec
 from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanProblem, PlanVerdict
@@ -107,9 +109,10 @@ def judge_fit(
     plan = complete_plan(judgement, spec.gpu_type, known.get(spec.model, _UNKNOWN))
     if cache:
         plan = plan.model_copy(update={"parameters": list(spec.engine_parameters)})
-    issues = [_flag_issue(problem, subject) for problem in judgement.flag_problems]
+    reading = judgement.reading
+    issues = [_flag_issue(problem, reading) for problem in judgement.flag_problems]
     issues += [
-        _plan_issue(problem, spec)
+        _plan_issue(problem, spec, reading)
         for problem in judgement.plan_problems
         if problem.refuses and not (force and problem.code in MEMORY_CODES)
     ]
@@ -209,22 +212,22 @@ def _lacks_memory(judgement: Judgement) -> bool:
     return any(each.refuses and each.code in MEMORY_CODES for each in judgement.plan_problems)
 
 
-def _flag_issue(problem: ParameterProblem, subject: Subject) -> Issue:
-    location = locate(problem, subject)
+def _flag_issue(problem: ParameterProblem, reading: Reading) -> Issue:
+    location = locate(problem, reading)
     detail = problem.detail
     if "inference-engine-parameters" not in location:  # the field's name stands before it already
         detail = detail.removeprefix(f"{problem.flag}: ")
     return Issue(detail, location, detail)
 
 
-def _plan_issue(problem: Problem, spec: DeploymentSpec) -> Issue:
+def _plan_issue(problem: Problem, spec: DeploymentSpec, reading: Reading) -> Issue:
     if problem.code in MEMORY_CODES:
         text = f"{spec.model} does not fit {spec.gpu_count} x {spec.gpu_type}: {problem.detail}"
         return Issue(text, status=412)
     if problem.code in _NOT_OF_FLAGS:
         return Issue(problem.detail, "$['model']", problem.detail, 412)
     status = 412 if problem.code == OF_PROCESSOR else 400
-    location = locate_code(problem.code, spec.engine_parameters)
+    location = locate_code(problem.code, written_flags(reading))
     return Issue(problem.detail, location, problem.detail, status)
 
 

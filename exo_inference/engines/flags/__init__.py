@@ -1,4 +1,4 @@
 """The one reader of argument vectors: the flags of a release as data, split, read, judged and worded. Pure.
 
-`checking.read_vector` is the way in; each engine calls it with its `Dialect` and the flags of its release.
+`reader.read_vector` is the way in; each engine calls it with its `Dialect` and the flags of its release.
 """

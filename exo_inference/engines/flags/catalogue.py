@@ -52,6 +52,7 @@ class Flag:
         suffixed: integers may end in k, m, g, t or K, M, G, T, or as the dialect says.
         auto_words: what an integer may be instead: `auto`.
         folded: choices are compared in lower case, with `_` for `-`.
+        form: of `forms.FORMS`, where a value is more than `type` says; else empty.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Flag:
     auto_words: tuple[str, ...]
     folded: bool
     description: str
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ def _read_record(record: Mapping[str, Any]) -> Flag:
         auto_words=tuple(record.get("auto", ())),
         folded=False,
         description=record.get("description", ""),
+        form=record.get("form", ""),
     )
 
 

@@ -1,7 +1,8 @@
 """Read an argument vector once: what it sets, and everything that is wrong with it, all at once. Pure.
 
 Engines call this with their flags of one release and the flags that the platform owns, and hand the
-`Reading` on; nobody reads the text again. What needs to know the model or the GPU is in `model_rules.py`.
+`Reading` on; nobody looks for a flag in the text again. What rewrites a vector for people to paste (`migration.py`, `merge`)
+splits it by the same rules. What needs to know the model or the GPU is in `model_rules.py`.
 Each problem names the flag, what was found, what is expected and one next step; where the words depend on
 whether releases are known, they are those of `vllm_words.py` or of `plain_words.py`.
 """
@@ -38,6 +39,7 @@ class Reading:
         release: the flags it was read by.
         uses: every flag that was written, in order.
         problems: everything that is wrong, in the order of the items.
+        items: the argument vector.
         values: what is set, by the names of flags: numbers, texts, booleans, what JSON says, and tuples
             of these for flags that take several. A flag that was given again has its last value, as in
             the engines; one whose value is wrong, or as if it had not been given, is left out.
@@ -46,6 +48,7 @@ class Reading:
     release: ReleaseFlags = field(repr=False)
     uses: tuple[Use, ...]
     problems: tuple[ParameterProblem, ...]
+    items: tuple[str, ...]
     values: Mapping[str, Any]
 
     def find(self, name: str) -> Use | None:
@@ -75,7 +78,7 @@ def read_vector(items: Sequence[str], release: ReleaseFlags, owned: Mapping[str,
         problems += found
     problems += _control_characters(items, release, {problem.index for problem in problems})
     problems.sort(key=lambda problem: problem.index)
-    return Reading(release, vector.uses, tuple(problems), values)
+    return Reading(release, vector.uses, tuple(problems), tuple(items), values)
 
 
 def _read_use(

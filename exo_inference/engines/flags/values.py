@@ -24,6 +24,7 @@ from exo_inference.engines.flags.catalogue import (
     is_at_least,
     key_lifetime,
 )
+from exo_inference.engines.flags.forms import FORMS
 from exo_inference.engines.flags.json_keys import RENAMED_KEYS, Limits, limits_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -70,7 +71,7 @@ def read_value(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[
         release: how its engine reads, for what only later releases read.
 
     Returns:
-        A number, a text, what JSON says, or None where it is as if the flag had not been given.
+        A number, a text, what JSON says, what the flag's form says, or None where it is as if the flag had not been given.
     """
     if release.dialect.none_words and text in ("", "None") and flag.default == "None":
         if (
@@ -78,6 +79,10 @@ def read_value(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[
         ):  # it would be the model's own, which nobody asked for
             return None, [Wrong("type", expected(flag, release))]
         return None, []
+    if flag.form:
+        meant = FORMS[flag.form].read(text)
+        reason = "range" if _INTEGER.fullmatch(text) else "type"
+        return meant, [Wrong(reason, expected(flag, release))] if meant is None else []
     if flag.type == "json":
         return _read_json(text, flag, release)
     value: Any = text
@@ -116,6 +121,8 @@ def expected(flag: Flag, release: ReleaseFlags) -> str:
 
 def expected_type(flag: Flag, release: ReleaseFlags) -> str:
     """Return what a flag takes, in words, without its limits."""
+    if flag.form:
+        return FORMS[flag.form].expected
     if flag.choices:
         return f"one of: {', '.join(flag.choices)}"
     if flag.type == "json" and release.dialect.json_objects and flag.default != '["*"]':

@@ -1,4 +1,4 @@
-"""What llama-server is asked, read from its flags, and the contexts that follow. Pure.
+"""What llama-server is asked, from the values of its flags, and the contexts that follow. Pure.
 
 Source: common/arg.cpp, common/common.h, src/llama-context.cpp and tools/server/server.cpp of llama.cpp b11243 and
 0c1e5709. `planning.py` reads a setting once; all other modules of the package take it.
@@ -6,39 +6,25 @@ Source: common/arg.cpp, common/common.h, src/llama-context.cpp and tools/server/
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from exo_inference.planner.gpu_catalog import MIB
 
-MOST_SEQUENCES = 256
-"""`LLAMA_MAX_SEQ`."""
 _MOST_CELLS = 2**31 - 1
 _AUTO_SEQUENCES = 4
 _CELLS = 256
-_MOST_PARTS = 15
-_SHARE = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}")
-"""A share as people write one; llama-server ends at values beyond float32, of which sums are none."""
+_ALL_LAYERS = 999
+"""What the platform itself asks for, unless a flag says otherwise."""
+_FIT_TARGET = 1024
+"""MiB that `--fit` leaves free of a GPU by default."""
 BLOCKS: Mapping[str, tuple[int, int]] = {
     "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20),
     "iq4_nl": (32, 18), "q5_0": (32, 22), "q5_1": (32, 24),
 }  # fmt: skip
 """Types of the cache: the elements of a block, and its bytes (ggml-common.h)."""
 ALL = _MOST_CELLS
-
-
-class WrongFlag(ValueError):
-    """A value with which llama-server does not start, or that means nothing: such a flag is refused.
-
-    Attributes:
-        name: of the flag.
-    """
-
-    def __init__(self, name: str, finding: str) -> None:
-        super().__init__(f"--{name} {finding}")
-        self.name = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +62,7 @@ class LlamaSetting:
     splits: tuple[float, ...] = ()
     only_gpu: int | None = None
     fits: bool = True
-    fit_targets: tuple[int, ...] = (1024 * MIB,)
+    fit_targets: tuple[int, ...] = (_FIT_TARGET * MIB,)
     fit_context: int = 4096
     all_outputs: bool = False
     wide_masks: bool = False
@@ -137,138 +123,52 @@ def read_setting(values: Mapping[str, Any], gpu_count: int) -> LlamaSetting:
     """Return what flags set.
 
     Args:
-        values: by the names of flags.
+        values: by the names of flags, as `engines` reads them: numbers, words, and tuples for each GPU.
         gpu_count: GPUs of the replica.
-
-    Raises:
-        WrongFlag: a value that llama-server does not start with.
     """
-    parallel = _whole(values, "parallel", -1, least=-1, most=MOST_SEQUENCES)
-    if parallel == 0:
-        raise WrongFlag(
-            "parallel", "is 0, expected 1 or more, or -1 for as many as llama-server takes"
-        )
-    sequences = parallel if parallel > 0 else _AUTO_SEQUENCES
-    unified = values.get("kv-unified")
-    context = _whole(values, "ctx-size", 0)
+    parallel = values.get("parallel", -1)
+    is_auto, is_alone = parallel < 0, values.get("split-mode") == "none"
+    sequences = _AUTO_SEQUENCES if is_auto else parallel
+    unified, context = values.get("kv-unified"), values.get("ctx-size", 0)
     per_slot = values.get("kv-unified-per-slot")
     if per_slot is not None:
-        each = _whole(values, "kv-unified-per-slot", 0, least=1)
-        unified, context = True, context or min(_MOST_CELLS, each * sequences)
-    is_auto = parallel < 0
+        unified, context = True, context or min(_MOST_CELLS, per_slot * sequences)
     return LlamaSetting(
         context=context,
-        batch=_whole(values, "batch-size", 2048, least=1),
-        ubatch=_whole(values, "ubatch-size", 512),
+        batch=values.get("batch-size", 2048),
+        ubatch=values.get("ubatch-size", 512),
         sequences=sequences,
-        unified=is_auto if unified is None else bool(unified) or is_auto,
-        full_windows=values.get("swa-full") is True,
-        flash_attention=_word(values, "flash-attn", "auto") not in _OFF,
-        key_type=_cache_type(values, "cache-type-k"),
-        value_type=_cache_type(values, "cache-type-v"),
-        offloads_cache=values.get("kv-offload") is not False,
-        offloads_ops=values.get("op-offload") is not False,
-        gpu_layers=_gpu_layers(values),
-        cpu_moe=ALL if values.get("cpu-moe") is True else _whole(values, "n-cpu-moe", 0),
-        splits=_splits(values, gpu_count),
-        only_gpu=_only_gpu(values, gpu_count),
-        fits=_word(values, "fit", "on") not in _OFF,
-        fit_targets=_targets(values, gpu_count),
-        fit_context=ALL if values.get("ctx-size") == 0 else _whole(values, "fit-ctx", 4096),
-    )  # fmt: skip
+        unified=is_auto if unified is None else unified or is_auto,
+        full_windows=values.get("swa-full", False),
+        flash_attention=values.get("flash-attn") != "off",
+        key_type=values.get("cache-type-k", "f16"),
+        value_type=values.get("cache-type-v", "f16"),
+        offloads_cache=values.get("kv-offload", True),
+        offloads_ops=values.get("op-offload", True),
+        gpu_layers=_gpu_layers(values.get("gpu-layers", _ALL_LAYERS)),
+        cpu_moe=ALL if values.get("cpu-moe") else values.get("n-cpu-moe", 0),
+        splits=_splits(values.get("tensor-split", ()), gpu_count),
+        only_gpu=min(values.get("main-gpu", 0), gpu_count - 1) if is_alone else None,
+        fits=values.get("fit") != "off",
+        fit_targets=_targets(values.get("fit-target", (_FIT_TARGET,)), gpu_count),
+        fit_context=ALL if values.get("ctx-size") == 0 else values.get("fit-ctx", 4096),
+    )
 
 
-_OFF = frozenset({"off", "0", "false", "disabled", "no"})
-
-
-def check_overrides(values: Mapping[str, Any]) -> None:
-    """Check the form of `--override-tensor`, whose patterns llama-server alone tries on names of tensors.
-
-    Raises:
-        WrongFlag: a part of it has no buffer.
-    """
-    for part in str(values.get("override-tensor", "=")).split(","):
-        if "=" not in part:
-            raise WrongFlag(
-                "override-tensor", f"has {part!r:.40}, expected PATTERN=BUFFER, such as exps=CPU"
-            )
-
-
-def _whole(
-    values: Mapping[str, Any], name: str, default: int, *, least: int = 0, most: int = _MOST_CELLS
-) -> int:
-    value = values.get(name, default)
-    if value is None:
-        return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or value != value or not least <= value <= most or int(value) != value:
-        raise WrongFlag(name, f"is {value!r:.40}, expected a whole number from {least} to {most}")
-    return int(value)
-
-
-def _word(values: Mapping[str, Any], name: str, default: str) -> str:
-    return str(values.get(name, default)).lower()
-
-
-def _cache_type(values: Mapping[str, Any], name: str) -> str:
-    kind = _word(values, name, "f16")
-    if kind not in BLOCKS:
-        raise WrongFlag(name, f"is {kind!r:.40}, expected one of {', '.join(BLOCKS)}")
-    return kind
-
-
-def _gpu_layers(values: Mapping[str, Any]) -> int | None:
-    """Return how many layers are asked for; the platform itself says 999, unless a flag says otherwise."""
-    word = str(values.get("gpu-layers", "999"))
-    if word == "auto":
-        return None
-    if word == "all":
-        return ALL
-    if not re.fullmatch(r"-?[0-9]{1,9}", word):
-        raise WrongFlag("gpu-layers", f"is {word!r:.40}, expected a number, auto or all")
-    number = int(word)
+def _gpu_layers(number: int) -> int | None:
+    """Return how many layers are asked for: -1 leaves it to `--fit`, less is all of them."""
     if number == -1:
         return None
     return ALL if number < 0 else number
 
 
-def _parts(text: str) -> list[str]:
-    """Return the parts of a list of GPUs; nothing of one that is longer than llama-server takes (`llama_max_devices`)."""
-    parts = re.split(r"[,/]+", text[: _MOST_PARTS * 40])
-    parts = parts if parts[-1] else parts[:-1]
-    return parts if len(parts) <= _MOST_PARTS and len(text) <= _MOST_PARTS * 40 else []
+def _splits(shares: tuple[float, ...], gpu_count: int) -> tuple[float, ...]:
+    """Return the shares of the GPUs; empty, which is equal ones, where these GPUs have none."""
+    shares = (*shares, *[0.0] * gpu_count)[:gpu_count]
+    return shares if sum(shares) else ()
 
 
-def _splits(values: Mapping[str, Any], gpu_count: int) -> tuple[float, ...]:
-    text = values.get("tensor-split")
-    if text is None:
-        return ()
-    parts = _parts(str(text))
-    are_shares = all(_SHARE.fullmatch(each) for each in parts)
-    shares = [float(each) for each in parts] if are_shares else []
-    shares = (shares + [0.0] * gpu_count)[:gpu_count]
-    if not sum(shares):
-        raise WrongFlag(
-            "tensor-split", f"is {text!r:.40}, expected the shares of GPUs, such as 3,1"
-        )
-    return tuple(shares)
-
-
-def _only_gpu(values: Mapping[str, Any], gpu_count: int) -> int | None:
-    if _word(values, "split-mode", "layer") != "none":
-        return None
-    return _whole(values, "main-gpu", 0, most=gpu_count - 1)
-
-
-def _targets(values: Mapping[str, Any], gpu_count: int) -> tuple[int, ...]:
+def _targets(sizes: tuple[int, ...], gpu_count: int) -> tuple[int, ...]:
     """Return what `--fit` leaves free of each GPU; one figure is that of all."""
-    text = str(values.get("fit-target", "1024"))
-    parts = _parts(text)
-    if not parts or not all(re.fullmatch(r"[0-9]{1,9}", each) for each in parts):
-        raise WrongFlag(
-            "fit-target", f"is {text!r:.40}, expected MiB, or MiB of each GPU such as 1024,512"
-        )
-    sizes = [int(each) * MIB for each in parts]
-    return tuple(
-        (sizes * gpu_count if len(sizes) == 1 else sizes + [1024 * MIB] * gpu_count)[:gpu_count]
-    )
+    each = sizes * gpu_count if len(sizes) == 1 else (*sizes, *[_FIT_TARGET] * gpu_count)
+    return tuple(size * MIB for size in each[:gpu_count])

@@ -50,8 +50,6 @@ DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 14, 0)}
 (`DEPRECATED_QUANTIZATION_METHODS` in model_executor/layers/quantization/__init__.py)."""
 
 _PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
-_ALLOWING = "--allow-deprecated-quantization"
-_REFUSING = "--no-allow-deprecated-quantization"
 
 
 def check_release(model: Architecture, parameters: EngineParameters) -> list[Problem]:
@@ -76,30 +74,21 @@ def check_release(model: Architecture, parameters: EngineParameters) -> list[Pro
         reason = reason or _too_early(ONLINE_SINCE.get(method), rules)
     if reason is not None:
         return [Problem("quantization", f"{what}, {reason}")]
-    if allow_deprecated(model, parameters) is None:
+    if not lacks_allowance(model, parameters):
         return []
-    detail = f"{what}, which {rules.release} has deprecated and refuses: add {_ALLOWING}"
+    detail = f"{what}, which {rules.release} has deprecated and refuses: add --allow-deprecated-quantization"
     return [Problem("quantization", detail)]
 
 
-def allow_deprecated(model: Architecture, parameters: EngineParameters) -> tuple[str, ...] | None:
-    """Return the flags that the planner does not read, with the one that allows a deprecated method; None where none is needed."""
+def lacks_allowance(model: Architecture, parameters: EngineParameters) -> bool:
+    """Whether a release refuses a deprecated method as long as no flag allows it."""
     rules = parameters.rules
     method = (parameters.quantization or "").lower()
     if model.quantization is not None:
         method = model.quantization.method
     deprecated = DEPRECATED.get(method)
-    if deprecated is None or rules.version < deprecated or _allows_deprecated(parameters):
-        return None
-    kept = (each for each in parameters.others if each.replace("_", "-") != _REFUSING)
-    return (*kept, _ALLOWING)
-
-
-def _allows_deprecated(parameters: EngineParameters) -> bool:
-    """Return what the last of the flags says, as vLLM reads them: with `-` or `_`."""
-    words = (each.replace("_", "-") for each in parameters.others)
-    said = [each == _ALLOWING for each in words if each in (_ALLOWING, _REFUSING)]
-    return bool(said) and said[-1]
+    is_refused = deprecated is not None and rules.version >= deprecated
+    return is_refused and not parameters.allow_deprecated_quantization
 
 
 def _reason(method: str, rules: EngineRules) -> str | None:

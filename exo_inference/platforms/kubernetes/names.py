@@ -52,6 +52,7 @@ NODES_ANNOTATION = "inference.exo.dev/nodes-per-replica"
 ROLE_LABEL = "inference.exo.dev/node-role"
 """On pods of a replica that spans nodes: leader or worker."""
 
+ENGINE_LABEL = "inference.exo.dev/engine"
 ENGINE_CONTAINER = "engine"
 DOWNLOAD_CONTAINER = "download"
 ENGINE_PORT = 8000

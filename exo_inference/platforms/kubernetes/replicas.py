@@ -16,6 +16,7 @@ from exo_inference.platforms.kubernetes.diagnosis import (
 )
 from exo_inference.platforms.kubernetes.names import (
     ENGINE_CONTAINER,
+    ENGINE_LABEL,
     ENGINE_PORT,
     PARAMETERS_ANNOTATION,
     PODS_ANNOTATION,
@@ -96,7 +97,9 @@ def _models(pod: Object) -> tuple[str, ...]:
     given = [each.get("value") for each in engine.get("env", ()) if each.get("name") == _MODEL_NAME]
     if not given or not given[-1]:
         return ()
-    return (given[-1], *adapter_names(read_flags(annotation(pod, PARAMETERS_ANNOTATION)) or ()))
+    name = pod["metadata"].get("labels", {}).get(ENGINE_LABEL, "")
+    flags = read_flags(annotation(pod, PARAMETERS_ANNOTATION)) or ()
+    return (given[-1], *adapter_names(name, flags))
 
 
 def _phase(pod: Object, diagnosis: Diagnosis | None) -> ReplicaPhase:

@@ -119,4 +119,5 @@ def test_the_models_that_a_pod_answers_to_are_told(
     found = pod(ready=True)
     found["spec"]["containers"][0]["env"] = environment
     found["metadata"]["annotations"]["inference.exo.dev/engine-parameters"] = flags
+    found["metadata"]["labels"]["inference.exo.dev/engine"] = "vllm"
     assert observe_pod(found, "new", now=NOW).models == expected
