@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exo_inference.planner import Advice, Gpu, Plan, Verdict, families
-from exo_inference.planner.advice import price_text
+from exo_inference.planner.advice import Advice, price_text
+from exo_inference.planner.gpu_catalog import Gpu, families
 from exo_inference.planner.llama_cpp.planning import (
     check_cache_types,
     check_files,
@@ -19,6 +19,7 @@ from exo_inference.planner.llama_cpp.room import Asked
 from exo_inference.planner.llama_cpp.setting import read_setting
 from exo_inference.planner.llama_cpp.ways import Way, find_ways
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.verdict import Plan, Verdict
 from exo_inference.planner.written_flags import WrittenFlag
 from exo_inference.preflight.engine_start import Start
 

@@ -14,20 +14,16 @@ from typing import Any
 
 from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
 from exo_inference.engines.flags.reader import Reading
-from exo_inference.planner import (
-    Advice,
-    Architecture,
-    EngineParameters,
-    Gpu,
-    Plan,
-    Verdict,
-    plan,
-)
-from exo_inference.planner import advise as planner_advise
+from exo_inference.planner.advice import Advice
+from exo_inference.planner.advice import advise as planner_advise
 from exo_inference.planner.engine_rules import PLANNED, rules_for
+from exo_inference.planner.gpu_catalog import Gpu
+from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind
-from exo_inference.planner.parameters import WrongSetting
+from exo_inference.planner.parameters import EngineParameters, WrongSetting
+from exo_inference.planner.planning import plan
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.verdict import Plan, Verdict
 from exo_inference.preflight.engine_start import Start
 from exo_inference.preflight.sure_length import with_sure_length
 
