@@ -21,6 +21,8 @@ _TABLES = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_MAPPING_NAMES",
 )
 _NOT_COUNTED = (
@@ -31,7 +33,6 @@ _NOT_COUNTED = (
 
 def counts(config: Mapping[str, Any]) -> Iterator[int]:
     """Yield the parameters of each class that has a model of this type; nothing where there is none."""
-    import torch
     import transformers
 
     kind = str(config.get("model_type"))
@@ -41,7 +42,15 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
         kind, config = f"{kind}_thinker", config["thinker_config"]
     if kind not in transformers.CONFIG_MAPPING:
         return
-    fields = _without_positions({k: v for k, v in config.items() if k != "quantization_config"})
+    given = {k: v for k, v in config.items() if k != "quantization_config"}
+    for fields in (_without_positions(given, keeps_types=True), _without_positions(given)):
+        yield from _counts_of(kind, fields, config)
+
+
+def _counts_of(kind: str, fields: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[int]:
+    import torch
+    import transformers
+
     for name in dict.fromkeys([*(config.get("architectures") or []), *_classes(kind)]):
         model_class = getattr(transformers, name, None)
         if model_class is None:
@@ -50,7 +59,7 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
             settings = transformers.CONFIG_MAPPING[kind](**fields)
             with torch.device("meta"):
                 model = model_class._from_config(settings)
-        except (AttributeError, ImportError, KeyError, TypeError, ValueError):
+        except (AttributeError, ImportError, KeyError, TypeError, ValueError, RuntimeError):
             continue  # a class of another task, or one that wants a package that is not here
         yield sum(each.numel() for each in {id(p): p for p in model.parameters()}.values()) + _head(
             model, config
@@ -60,8 +69,10 @@ def counts(config: Mapping[str, Any]) -> Iterator[int]:
 def _head(model: Any, config: Mapping[str, Any]) -> int:
     """Return the parameters of an output table that the config keeps apart though the class ties it to the input's."""
     text = config.get("text_config") or config
+    if text.get("tie_word_embeddings") is not False:
+        return 0
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if text.get("tie_word_embeddings") is not False or head is None:
+    if head is None:
         return 0
     return int(head.weight.numel()) if head.weight is table.weight else 0
 
@@ -74,12 +85,17 @@ def _classes(kind: str) -> Iterator[str]:
         yield from [found] if isinstance(found, str) else found or ()
 
 
-def _without_positions(value: Any) -> Any:
+def _without_positions(value: Any, *, keeps_types: bool = False, is_nested: bool = False) -> Any:
+    """Return a config without what says positions; its own type, and unless `keeps_types` those within it, are left out too."""
     if not isinstance(value, dict):
         return value
-    dropped = ("rope_scaling", "rope_parameters", "architectures", "model_type")
-    nested = {key: each for key, each in value.items() if key not in dropped[:2]}
-    return {key: _without_positions(each) for key, each in nested.items() if key not in dropped[2:]}
+    dropped = {"rope_scaling", "rope_parameters", "architectures", "model_type"}
+    dropped -= {"model_type"} if keeps_types and is_nested else set()
+    return {
+        key: _without_positions(each, keeps_types=keeps_types, is_nested=True)
+        for key, each in value.items()
+        if key not in dropped
+    }
 
 
 def checked(name: str, entry: dict[str, Any]) -> dict[str, Any] | None:

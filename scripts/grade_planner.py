@@ -91,6 +91,7 @@ def render(
     left_out: LeftOutPart | None = None,
     peer: Sequence[Mapping[str, Any]] = (),
     ran: Grades | None = None,
+    by_half: tuple[Grades, Grades] | None = None,
 ) -> str:
     """Return the page.
 
@@ -102,10 +103,12 @@ def render(
         left_out: how starts fare without their own part in each constant.
         peer: starts among which those that another planner published are shown beside its figures.
         ran: grades of starts whose speed was published.
+        by_half: `unseen` apart by the half that its model and GPU fall on.
     """
     lines = [_HEAD, *section(_GRADED, graded, explanations)]
     if unseen is not None:
         lines += section(_UNSEEN, unseen, explanations)
+        lines += _half_lines(by_half) if by_half is not None else []
         lines += _pooled(graded, unseen)
     if ran is not None and unseen is not None:
         lines += [_RAN, *_fit_lines(ran, explanations), _tight_line(graded, unseen, ran)]
@@ -176,6 +179,32 @@ def _beside_peer(cases: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         f"Here: {'; '.join(means)}; {verdicts} that are not tight.\n",
     ]
+
+
+_HALVES = """### Of these, by what the rule holds out
+
+No constant was set on a start above. Of some the model and the GPU fall on the calibration half, so that other starts of
+either may have set one; of the others the rule holds out the model or the GPU.
+
+| model and GPU | verdict right | tight | in the band | available KV memory, 1 GiB and more: mean | median |
+| --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def _half_lines(halves: tuple[Grades, Grades]) -> list[str]:
+    """Return the table of later starts by the half of their model and GPU."""
+    lines = [_HALVES.rstrip("\n")]
+    for name, grades in zip(("on the calibration half", "held out"), halves, strict=True):
+        right, decided = sum(each.is_right for each in grades.decided), len(grades.decided)
+        banded = [each.is_in_band for each in grades.graded if each.is_in_band is not None]
+        found = [each for each in grades.of("available KV memory") if not each.is_small]
+        errors = [abs(each.error) for each in found]
+        lines.append(
+            f"| {name} | {right} of {decided} ({right / max(1, decided):.1%}) | {len(grades.fits) - decided} of {len(grades.fits)} "
+            f"| {sum(banded)} of {len(banded)} ({sum(banded) / max(1, len(banded)):.1%}) "
+            f"| {statistics.fmean(errors):.2%} ({len(errors)}) | {statistics.median(errors):.2%} |"
+        )
+    return [*lines, ""]
 
 
 def _pooled(graded: Grades, unseen: Grades) -> list[str]:
@@ -355,9 +384,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         peer=later,
         ran=None if options.ran is None else grade(ran_starts(_figures(options.ran))),
+        by_half=None if unseen is None else _grades_of(split(later)),
     )
     print_or_write(page, options.write)
     return 0
+
+
+def _grades_of(
+    halves: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]],
+) -> tuple[Grades, Grades]:
+    setting, held = halves
+    return grade(setting), grade(held)
 
 
 def write_grades(

@@ -34,17 +34,18 @@ def _entries(tree: ast.Module) -> set[str]:
 
 def main(arguments: list[str]) -> None:
     """Print the first release of each architecture that a release has."""
-    types = json.loads(Path(arguments[0]).read_text("utf-8"))["model_types"]
+    named = json.loads(Path(arguments[0]).read_text("utf-8"))
+    kinds = named["model_types"] | named["checkpoints"]
     folders = dict(each.split("=", 1) for each in arguments[1:])
     found = {release: read_architectures(Path(folder)) for release, folder in folders.items()}
     firsts = {
         name: next((release for release, names in found.items() if name in names), None)
-        for name in sorted({name for names in types.values() for name in names})
+        for name in sorted({name for names in kinds.values() for name in names})
     }
     source = "EntryClass in sglang/srt/models of the last release with each number on PyPI, read by scripts/sglang_catalogue/read_classes.py"
     held = {name: first for name, first in firsts.items() if first is not None}
-    kept = {"source": source, "releases": list(folders), "architectures": held}
-    print(json.dumps(kept, indent=1))
+    result = {"source": source, "releases": list(folders), "architectures": held}
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

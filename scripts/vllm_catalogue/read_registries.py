@@ -2,7 +2,8 @@
 
 Run as `python scripts/vllm_catalogue/read_registries.py tests/planner/vllm_classes.json 0.6.6=DIR 0.7.0=DIR …`, each DIR being
 the `vllm/` folder of that release's source distribution (or wheel). Nothing is imported: the files are parsed. The
-architectures are those that the file names by model type already; their releases, and those of all methods, are written anew.
+architectures are those that the file names already, by model type and, where a checkpoint has one of its own, by its name;
+their releases, and those of all methods, are written anew.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def main(arguments: list[str]) -> None:
     kept = json.loads(path.read_text(encoding="utf-8"))
     models = {release: read_architectures(Path(each)) for release, each in folders.items()}
     methods = {release: read_methods(Path(each)) for release, each in folders.items()}
-    named = {name for names in kept["model_types"].values() for name in names}
+    kinds = kept["model_types"] | kept["checkpoints"]
+    named = {name for names in kinds.values() for name in names}
     kept["releases"] = list(folders)
     kept["architectures"] = spans(models, named)
     kept["methods"] = spans(methods, set().union(*methods.values()))

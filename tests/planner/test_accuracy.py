@@ -285,3 +285,12 @@ def test_the_band_of_gpt_oss_holds_both_layouts_of_its_experts_where_a_release_h
     assert weights is not None
     assert weights.low / 2**30 <= low <= weights.high / 2**30
     assert (weights.low / weights.num_bytes < 0.985) is (version == "0.11.0" and gpu == "H100")
+
+
+def test_later_starts_are_told_by_what_the_rule_holds_out() -> None:
+    ran, failed = make_case(), make_case(observed={"outcome": "oom"})
+    halves = (grade([ran, failed]), grade([ran]))
+    page = render(grade([ran]), {}, unseen=grade([ran, failed, ran]), by_half=halves)
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
+    assert "| 1 of 2 (50.0%) |" in rows["on the calibration half"]
+    assert "| 1 of 1 (100.0%) |" in rows["held out"]

@@ -59,12 +59,12 @@ def test_a_family_without_a_class_has_its_published_count(name: str) -> None:
 
 
 def _model_types(value: object) -> set[str]:
-    """Every `model_type` in a JSON value."""
+    """Every `model_type` in a JSON value, in small letters as it is read."""
     if not isinstance(value, dict | list):
         return set()
     parts = value.values() if isinstance(value, dict) else value
     own = value.get("model_type") if isinstance(value, dict) else None
-    return set().union({own} if isinstance(own, str) else set(), *map(_model_types, parts))
+    return set().union({own.lower()} if isinstance(own, str) else set(), *map(_model_types, parts))
 
 
 def test_every_family_is_compared_with_a_model() -> None:

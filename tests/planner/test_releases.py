@@ -24,24 +24,31 @@ REGISTRIES: dict[str, Any] = json.loads(
 SGLANG: dict[str, Any] = json.loads(
     Path(__file__).with_name("sglang_classes.json").read_text(encoding="utf-8")
 )
+SERVED: dict[str, list[str]] = REGISTRIES["model_types"] | REGISTRIES["checkpoints"]
+"""Architectures by model type, and by checkpoint where it has another than its type or is younger."""
+
 BY_TRANSFORMERS = {
     "apertus", "arcee", "exaone4", "glm4", "gptj", "granitemoe", "granitemoeshared", "opt", "phi", "phimoe", "solar", "starcoder2",
-    "bert", "falcon_mamba", "mamba", "mamba2", "whisper", "xlm-roberta",
+    "cohere2_vision", "bert", "falcon_mamba", "mamba", "mamba2", "whisper", "xlm-roberta", "xlm-roberta-flash",
+    "openbmb/MiniCPM-V-4_5",
 }  # fmt: skip
-"""Model types that Transformers' classes may have served in SGLang before its own, and those that it has no plan for."""
+"""What Transformers' classes may have served in SGLang before its own, what it has no plan for, and MiniCPM-V 4.5, which its class knows
+since 0.5.9."""
 
 OTHERWISE = {
-    "t5": "no release has it", "mistral3": "by Mistral's own format before", "ministral3": "by Mistral's own format before",
+    "t5": "no release has it", "mpnet": "no release has it", "deberta-v2": "no release has it", "mistral3": "by Mistral's own format before", "ministral3": "by Mistral's own format before",
     "smollm3": "by Transformers' class before", "arcee": "by Transformers' class before", "internvl": "by Transformers' class before", "vaultgemma": "by Transformers' class before",
-    "helium": "by Transformers' class", "camembert": "by another name", "dots1": "by Transformers' class since",
+    "helium": "by Transformers' class", "camembert": "by another name", "dots1": "by Transformers' class since", "aya_vision": "by Transformers' class since",
+    "xlm-roberta-flash": "without rotary positions before", "nomic-ai/nomic-embed-text-v2-moe": "without experts before",
+    "openbmb/MiniCPM-V-4_5": "other versions before",
     "kimi_k2": "by DeepSeek-V3's class, with the attention of 0.10.0",
 }  # fmt: skip
-"""Model types of which the registry does not say which releases serve them."""
+"""Of which the registry does not say which releases serve them."""
 
 
-@pytest.mark.parametrize("kind", sorted(REGISTRIES["model_types"].keys() - OTHERWISE.keys()))
+@pytest.mark.parametrize("kind", sorted(SERVED.keys() - OTHERWISE.keys()))
 def test_the_table_of_model_types_is_what_the_registries_say(kind: str) -> None:
-    spans = [REGISTRIES["architectures"][name] for name in REGISTRIES["model_types"][kind]]
+    spans = [REGISTRIES["architectures"][name] for name in SERVED[kind]]
     firsts = [parse_version(first) for first, _ in spans if first is not None]
     assert firsts, "some release has it"
     first = min(each for each in firsts if each is not None)
@@ -79,8 +86,16 @@ def test_the_table_of_model_types_is_what_the_registries_say(kind: str) -> None:
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "0.8.0", "use 0.8.1 or later"),
         ("nomic-ai/nomic-embed-text-v1.5", "0.8.4", "use 0.8.5 or later"), ("nomic-ai/nomic-embed-text-v1.5", "0.8.5", ""),
         ("Snowflake/snowflake-arctic-embed-m-v2.0", "0.8.4", "use 0.8.5 or later"),
-        ("Alibaba-NLP/gte-base-en-v1.5", "0.8.5", "use 0.9.0 or later"), ("jinaai/jina-embeddings-v3", "0.8.4", "use 0.8.5 or later"),
-        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "0.11.0", "use 0.11.1 or later"),
+        ("Alibaba-NLP/gte-base-en-v1.5", "0.8.5", "use 0.9.0 or later"), ("jinaai/jina-embeddings-v3", "0.8.3", "use 0.8.4 or later"),
+        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "0.11.0", "use 0.11.1 or later"), ("jinaai/jina-embeddings-v3", "0.8.4", ""),
+        ("openbmb/MiniCPM-V-4_5", "0.10.1", "use 0.10.2 or later"), ("openbmb/MiniCPM-V-4_5", "0.10.2", ""), ("openbmb/MiniCPM-V-2_6", "0.6.6", ""),
+        ("nomic-ai/nomic-embed-text-v2-moe", "0.8.5", "use 0.9.0 or later"), ("nomic-ai/nomic-embed-text-v2-moe", "0.9.0", ""),
+        ("deepseek-ai/DeepSeek-OCR", "0.11.0", "use 0.11.1 or later"), ("google/embeddinggemma-300m", "0.10.1", "use 0.10.2 or later"),
+        ("Alibaba-NLP/gte-multilingual-reranker-base", "0.8.5", "use 0.10.2 or later"),
+        ("zai-org/GLM-4.5V", "0.10.0", "use 0.10.1 or later"), ("zai-org/GLM-4.5V", "0.10.1", ""),
+        ("CohereLabs/aya-vision-8b", "0.8.2", "use 0.8.3 or later"), ("CohereLabs/aya-vision-8b", "0.28.0", ""),
+        ("moonshotai/Kimi-VL-A3B-Instruct", "0.8.4", "use 0.8.5 or later"), ("mistralai/Voxtral-Mini-3B-2507", "0.9.2", "use 0.10.0 or later"),
+        ("ibm-granite/granite-swash-2b", "0.28.0", "use 0.29.0 or later"), ("ibm-granite/granite-swash-2b", "0.29.0", ""),
         ("sentence-transformers/all-mpnet-base-v2", "0.32.0", "Text Embeddings Inference, which is no engine here, serves it"),
         ("mixedbread-ai/mxbai-rerank-base-v1", "0.28.0", "Text Embeddings Inference, which is no engine here, serves it"),
     ],
@@ -154,7 +169,7 @@ def test_a_gpu_that_is_too_new_has_an_older_one_as_its_way_out() -> None:
 def test_every_model_type_that_is_planned_has_its_releases() -> None:
     bundled = {read_entry(name).model_type for name in (*load_models(), *_further_models())}
     assert REGISTRIES["model_types"].keys() >= FAMILIES.keys() | bundled
-    assert REGISTRIES["model_types"].keys() >= CLASSES.keys() | SGLANG_CLASSES.keys()
+    assert SERVED.keys() >= CLASSES.keys() | SGLANG_CLASSES.keys()
 
 
 def test_kinds_of_gpus_are_told_with_addresses_and_are_in_the_catalogue() -> None:
@@ -168,12 +183,12 @@ def test_kinds_of_gpus_are_told_with_addresses_and_are_in_the_catalogue() -> Non
 def _first_of_sglang(kind: str) -> Version | None:
     """Return the first release of SGLang with a class; None where the oldest one has it, or none."""
     releases, firsts = SGLANG["releases"], SGLANG["architectures"]
-    having = [firsts[name] for name in REGISTRIES["model_types"][kind] if name in firsts]
+    having = [firsts[name] for name in SERVED[kind] if name in firsts]
     first = min(having, key=releases.index, default=None)
     return None if first in (None, releases[0]) else parse_version(first)
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - BY_TRANSFORMERS))
+@pytest.mark.parametrize("kind", sorted(SERVED.keys() - BY_TRANSFORMERS))
 def test_sglangs_table_of_model_types_is_what_its_releases_say(kind: str) -> None:
     found = _first_of_sglang(kind)
     if found == (0, 5, 1):
@@ -185,6 +200,8 @@ def test_sglangs_table_of_model_types_is_what_its_releases_say(kind: str) -> Non
     ("name", "gpu", "last", "first"),
     [
         ("Qwen/Qwen3-8B", "H100", "0.4.4", "0.4.5"), ("openai/gpt-oss-20b", "H100", "0.4.10", "0.5.0"),
+        ("openbmb/MiniCPM-V-4_5", "H100", "0.5.8", "0.5.9"), ("moonshotai/Kimi-VL-A3B-Instruct", "H100", "0.4.5", "0.4.6"),
+        ("zai-org/GLM-4.1V-9B-Thinking", "H200", "0.4.10", "0.5.0"), ("zai-org/GLM-OCR", "H100", "0.5.8", "0.5.9"),
         ("Qwen/Qwen3-VL-8B-Instruct", "H100", "0.5.2", "0.5.3"), ("google/gemma-4-26B-A4B-it", "H200", "0.5.10", "0.5.11"),
         ("meta-llama/Llama-3.1-8B-Instruct", "B200", "0.4.4", "0.4.5"), ("meta-llama/Llama-3.1-8B-Instruct", "RTX 5090", "0.4.4", "0.4.5"),
     ],

@@ -41,6 +41,16 @@ _CLASSES = {
     "hunyuandensev1": "hunyuanv1dense",
     "hunyuanmoev1": "hunyuanv1moe",
     "moonshotkimia": "kimiaudio",
+    "lightonocr": "mistral3",
+    "mistrallarge3": "mistral3",
+    "deepseekocr": "deepseekvlv2",
+    "deepseekocr2": "deepseekvlv2",
+    "colmodernvbert": "modernvbert",
+    "stepvl": "steprobotics",
+    "hfmoondream": "moondream3",
+    "bailingmoev3": "bailinghybrid",
+    "rnj1": "gemma3",
+    "hcxvisionv2": "vlm",
 }
 """Classes that serve a model_type of another name."""
 
@@ -62,7 +72,7 @@ _EMBEDS = re.compile(r"embed|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
 _RANKS = re.compile("rerank", re.IGNORECASE)
 """Names of decoders that score a pair of texts, by what they make of the next token."""
 _WITHOUT_HEAD = re.compile(
-    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification)"
+    r"(?!Eagle|ChatGLM)\w+(?<!Reward|LMHead)(?<!Chat)(Model|ForSequenceClassification|ForTokenClassification)"
 )
 _NO_MODEL = frozenset({"quantization_config", "compression_config", "generation_config"})
 

@@ -134,6 +134,7 @@ def latent_weights(fields: ConfigFields, family: Family, *, has_index: bool) -> 
         yield vector(f"{path}.sinks", heads)
     if family.gates_heads:
         yield Weight(f"{path}.g_proj", "attention", heads, hidden)
+    if family.gates_heads and fields.get("swa_kv_lora_rank"):  # Dots3
         yield vector(f"{path}.k_rope_only_layernorm", rope)
     if fields.flag("mla_use_output_gate", default=family.gates_attention):
         yield Weight(f"{path}.g_proj", "attention", heads * value, hidden)
@@ -163,3 +164,9 @@ def latent_spec(fields: ConfigFields, *, has_index: bool, in_window: bool = Fals
         return KvSpec(KvKind.SLIDING, 1, size, 0, window=fields.integer("sliding_window"))
     is_sparse = bool(fields.get("index_n_heads"))
     return KvSpec(KvKind.LATENT, 1, size, 0, index_bytes=index_bytes, is_sparse=is_sparse)
+
+
+def expanded_spec(fields: ConfigFields) -> KvSpec:
+    """Return the cache of latent attention whose keys and values are kept for each head, values as long as keys."""
+    dim = fields.integer("qk_nope_head_dim") + fields.integer("qk_rope_head_dim")
+    return KvSpec(KvKind.FULL, fields.integer("num_attention_heads"), dim, dim)

@@ -1,15 +1,18 @@
 """Audio encoders: their weights. `outer_weights.py` calls `build_audio`; Whisper is in `whisper.py`.
 
-An encoder that is not known is sized as a plain transformer of its config's sizes, which the caller marks as
-approximate.
+Those that end in a projector alone are in `towers/speech.py`. An encoder that is not known is sized as a plain
+transformer of its config's sizes, which the caller marks as approximate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from exo_inference.planner.model.config_fields import ConfigFields
-from exo_inference.planner.model.shapes import Shard, Weight
+from exo_inference.planner.model.shapes import Weight
+from exo_inference.planner.model.towers import speech
+from exo_inference.planner.model.towers.speech import part as _weight
+from exo_inference.planner.model.towers.speech import transformer as _blocks
 
 _KEYS = ("audio_config", "sound_config")
 _OWN_BUILDERS = frozenset({"gemma3n", "whisper"})
@@ -21,6 +24,18 @@ _FIXED: Mapping[str, int] = {"gemma4": 304_824_608}
 _WHISPERS = ("funaudiochat_audio_encoder", "kimi_audio_whisper", "qwen2_5_omni_audio_encoder")
 _CONFORMERS = ("parakeet_encoder", "parakeet")
 
+_BEHIND_PROJECTORS: Mapping[str, Callable[[ConfigFields, int], list[Weight]]] = {
+    "qwen2_audio": speech.with_one_layer, "audioflamingo3": speech.with_two_layers, "voxtral": speech.joined,
+    "glmasr": speech.rotary, "ultravox": speech.stacked, "minicpmo": speech.with_two_layers,
+    "voxtral_realtime": speech.causal, "moss_transcribe_diarize": speech.joined_normed,
+}  # fmt: skip
+"""Model types with a Whisper encoder, or one like it, by the projector behind it."""
+
+_TOKENIZERS: Mapping[str, int] = {"vibevoice_asr": 688309632}
+"""Parameters of encoders that are convolutions, instantiated (transformers 5.23.0)."""
+
+_GRANITE_SPEECH = ("granite_speech", "granite_speech_plus")
+
 
 def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     """Return an audio encoder's weights, and whether it is a known one; nothing and True where there is none.
@@ -28,6 +43,13 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     Raises:
         FieldProblem: a size is missing.
     """
+    if fields.model_type in _GRANITE_SPEECH:
+        queries = ConfigFields(fields.mapping("projector_config"))
+        encoder = ConfigFields(fields.mapping("encoder_config"))
+        return speech.conformer(encoder, queries, fields.integer("hidden_size")), True
+    convolutions = _TOKENIZERS.get(fields.model_type)
+    if convolutions is not None:
+        return speech.two_tokenizers(convolutions, fields.integer("hidden_size")), True
     found = (fields.outer.get(key) or fields.raw.get(key) for key in _KEYS)
     config = next((each for each in found if isinstance(each, Mapping)), None)
     if config is None or fields.model_type in _OWN_BUILDERS:
@@ -37,6 +59,10 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     if fixed is not None:
         return [_weight("encoder", fixed, 1), _weight("embed_audio", text, 1536)], True
     audio = ConfigFields(config)
+    build = _BEHIND_PROJECTORS.get(fields.model_type)
+    if build is not None:
+        outer = {"projector_width": fields.outer.get("hidden_size"), **config}
+        return build(ConfigFields(outer), text), True
     if fields.model_type == "dots3_note":
         return _dots3(audio, text), True
     if audio.model_type in _WHISPERS:
@@ -44,21 +70,6 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     if audio.get("downsample_hidden_size") and audio.get("num_mel_bins"):
         return _qwen3(audio, text), True
     return _plain(audio, text), False
-
-
-def _weight(name: str, rows: int, columns: int, copies: int = 1) -> Weight:
-    return Weight(f"audio_tower.{name}", "vision", rows, columns, copies, Shard.REPLICATED)
-
-
-def _blocks(audio: ConfigFields, size: int, *, biases: int = 4) -> list[Weight]:
-    """Return the layers of a transformer: each has two norms, and `biases` of attention's four products have a bias."""
-    count = audio.integer("encoder_layers", audio.integer("num_hidden_layers", 24))
-    wide = audio.integer("encoder_ffn_dim", audio.integer("intermediate_size", 4 * size))
-    return [
-        _weight("attention", 4 * size, size, count),
-        _weight("mlp", wide, size, 2 * count),
-        _weight("vectors", biases * size + wide + size + 4 * size, 1, count),
-    ]
 
 
 def _qwen3(audio: ConfigFields, text: int) -> list[Weight]:
@@ -95,22 +106,16 @@ def _dots3(audio: ConfigFields, text: int) -> list[Weight]:
 
 def _whisper(audio: ConfigFields, text: int) -> list[Weight]:
     """Whisper's encoder, and before the text model what Fun-Audio-Chat, Kimi-Audio or Qwen2.5-Omni adds (vLLM 0.32.0)."""
-    size, bins = audio.integer("d_model"), audio.integer("num_mel_bins")
-    conv = [
-        *_blocks(audio, size, biases=3),  # keys have none
-        _weight("conv", size, 3 * (bins + size) + 2),
-        _weight("ln_post", 2 * size, 1),
-    ]
+    size = audio.integer("d_model")
     if audio.model_type == "kimi_audio_whisper":
         joined = audio.integer("adaptor_input_dim", 4 * size)
-        positions = _weight("embed_positions", audio.integer("max_source_positions"), size)
-        adaptor = [
+        return [
+            *speech.whisper(audio),
             _weight("vq_adaptor.0", text, joined + 1),
             _weight("vq_adaptor.3", text, text + 3),
         ]
-        return [*conv, positions, *adaptor]
     joint = [
-        *conv,
+        *speech.whisper(audio, with_positions=False),
         _weight("proj", text, size + 1),
         _weight("audio_bos_eos_token", 2, text),
     ]

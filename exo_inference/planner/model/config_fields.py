@@ -32,14 +32,14 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
         "experts_per_token", "moe_k",
     ),
     "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
-    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size"),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
     "first_k_dense_replace": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "dtype": ("dtype", "torch_dtype"),
 }  # fmt: skip
 
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
-_VISION_KEYS = ("vision_config", "vision_tower_config", "visual")
+_VISION_KEYS = ("vision_config", "vision_tower_config", "visual", "visual_tokenizer_config")
 
 
 class FieldProblem(ValueError):

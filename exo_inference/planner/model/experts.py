@@ -69,8 +69,12 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
     moe = read_moe(fields, family)
     if moe is None:
         raise FieldProblem("config.json has layers of experts, but not their number")
-    hidden, gated = fields.integer("hidden_size"), family.gated_mlp
-    yield Weight("mlp.gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
+    hidden = fields.integer("hidden_size")
+    gated = family.gated_mlp or family.gates_experts
+    rows = moe.num_experts + fields.integer(
+        "zero_expert_num", 0
+    )  # LongCat: experts that do nothing
+    yield Weight("mlp.gate", "router", rows, hidden, shard=Shard.REPLICATED)
     yield from mlp_weights(
         "experts" if family.experts_beside_mlp else "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
         is_gated=gated, copies=moe.num_experts,

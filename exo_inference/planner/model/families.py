@@ -66,6 +66,10 @@ class Family:
         per_layer_inputs: each layer has an embedding of its own (`hidden_size_per_layer_input`).
         altup: alternating updates and a low-rank branch.
         embedding_norm, lm_head_bias: a norm after the embedding; a bias of the output head.
+        gates_experts: experts are gated though dense feed-forwards are not.
+        mlp_divisor: config.json has so many times the width of the feed-forward (Molmo: both gated matrices').
+        adaptive_norms: width of what scales a norm by the delay of speech (Voxtral Realtime).
+        expands_latents: vLLM caches keys and values of each head, as long as keys, and not the latent (minicpm3.py).
         gates_streams: several residual streams with a gate each around attention and feed-forward.
     """
 
@@ -89,7 +93,7 @@ class Family:
     pools: bool = False
     min_batched_tokens: int = 0
     layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder", "states",
-        "alternating", "side_by_side", "shared_attention", "encoder", "text_to_text",
+        "alternating", "side_by_side", "doubled", "shared_attention", "encoder", "text_to_text",
     ] = "uniform"  # fmt: skip
     others_are: Literal["", "ssd", "selective", "conv"] = ""
     full_every: int = 0
@@ -119,6 +123,10 @@ class Family:
     embedding_norm: bool = False
     lm_head_bias: bool = False
     gates_streams: bool = False
+    expands_latents: bool = False
+    gates_experts: bool = False
+    mlp_divisor: int = 1
+    adaptive_norms: int = 0
 
     @property
     def encodes(self) -> bool:
@@ -259,12 +267,29 @@ FAMILIES: Mapping[str, Family] = {
     "step3p5": Family(qk_norm="head", gates_heads=True), "paddleocr_vl": Family(ties_by_default=True),
     "step3_text": _STEP3, "step3_vl": _STEP3, "phi3_v": _LLAMA,
     "ernie4_5_vl_moe": Family(ties_by_default=True, corrects_experts=True),
+    "glm4v": Family(qkv_bias=True, o_bias=False, norms=4, rope_stretch=4), "glm_ocr": Family(norms=4, rope_stretch=4),
+    "glm4v_moe": Family(o_bias=False, optional_qk_norm="head", rope_stretch=4),
+    "exaone4_5": _QWEN3, "exaone_moe": _QWEN3, "hy_v3": _QWEN3, "cwm": _LLAMA, "iquestcoder": _LLAMA, "llama_bidirec": _LLAMA,
+    "afmoe": Family(qk_norm="head", norms=4, gates_attention=True, corrects_experts=True),
+    "flex_olmo": Family(qk_norm="full"), "olmo_hybrid": Family(qk_norm="full"), "orion": Family(norm_bias=True),
+    "jais2": Family(qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True), "axk1": _LLAMA,
+    "granite_swa": Family(ties_by_default=True, sinks="all"), "minicpm3": Family(ties_by_default=True, expands_latents=True),
+    "longcat_flash": Family(layout="doubled"), "voxtral_realtime": Family(ties_by_default=True, adaptive_norms=32),
+    "molmo": Family(bias_fields=("qkv_bias", "qkv_bias"), o_bias=False, mlp_divisor=2),
+    "openai_privacy_filter": Family(qkv_bias=True, o_bias=True, sinks="all", biases_experts=True),
+    "clip": replace(_BERT, pools=False), "siglip": replace(_BERT, pools=False), "phi4mm": _LLAMA,
+    "panguembedded": Family(bias_fields=("bias", "bias")), "moondream3": Family(
+        norms=1, norm_bias=True, qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, gates_experts=True, lm_head_bias=True,
+    ),
+    "hunyuan_vl": _QWEN3, "molmo2": _QWEN3,
+    "bailing_hybrid": Family(gates_heads=True), "keye": _QWEN3, "keyevl1_5": _QWEN3, "isaac": _QWEN3,
+    "dots_ocr": Family(qkv_bias=True, o_bias=False), "minicpmv": _LLAMA, "minicpmo": _LLAMA,
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True
     ),
 }  # fmt: skip
 
 UNCHECKED = frozenset(
-    {"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe", "qwen2_5_omni"}
+    {"kimi_audio", "kimi_linear", "kimi_k3", "minicpmo", "minimax_m3", "param2moe", "qwen2_5_omni"}
 )
 """Families whose parameter count could not be compared with anything published."""

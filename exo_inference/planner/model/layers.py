@@ -13,6 +13,7 @@ from dataclasses import replace
 from exo_inference.planner.model.attention_layers import (
     Heads,
     attention_weights,
+    expanded_spec,
     kv_spec,
     latent_spec,
     latent_weights,
@@ -63,6 +64,8 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
     if family.layout == "blocks":
         return list(_nas_layers(fields, family))
     kinds = attention_kinds(fields, family, count)
+    if family.layout == "doubled":
+        return _doubled_layers(fields, family) * count
     if family.layout == "compressed":
         return _compressed_layers(fields, family, count)
     cache: dict[tuple[object, ...], Layer] = {}
@@ -98,12 +101,27 @@ def _compressed_layers(fields: ConfigFields, family: Family, count: int) -> list
     return layers
 
 
+def _doubled_layers(fields: ConfigFields, family: Family) -> list[Layer]:
+    """Return one layer of LongCat as two: it attends twice, with a dense feed-forward behind each, and experts beside."""
+    own = (
+        *latent_weights(fields, family, has_index=False),
+        *_feed_forward(fields, family, 0, is_moe=False),
+        *_norms(fields, family, fields.integer("hidden_size")),
+    )
+    kv = latent_spec(fields, has_index=False)
+    return [Layer((*own, *moe_weights(fields, family)), kv, uses_moe=True), Layer(own, kv)]
+
+
 def attention_kinds(fields: ConfigFields, family: Family, count: int) -> list[str]:
     """Return per layer: full, sliding, chunked, latent, window (of latents), linear or ssd (Mamba-2)."""
     if "linear_attn_config" in fields.raw and fields.mapping("linear_attn_config"):
         full = set(fields.mapping("linear_attn_config").get("full_attn_layers") or [])
         return ["latent" if index + 1 in full else "linear" for index in range(count)]
     named = fields.sequence("layer_types")
+    if fields.get("kv_lora_rank") and "linear_attention" in (named or []):
+        return ["linear" if name == "linear_attention" else "latent" for name in named or []][
+            :count
+        ]
     if fields.get("kv_lora_rank"):
         windows = named if named is not None and fields.get("swa_kv_lora_rank") else []
         return ["window" if name == "sliding_attention" else "latent" for name in windows] or [
@@ -204,7 +222,7 @@ def _intermediate(fields: ConfigFields, family: Family, index: int) -> int:
         return _rounded_width(fields)
     if value is None and fields.get("moe_intermediate_size"):
         return 0
-    return fields.integer("intermediate_size")
+    return fields.integer("intermediate_size") // family.mlp_divisor
 
 
 def _rounded_width(fields: ConfigFields) -> int:
@@ -236,6 +254,8 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
             latent = windowed(fields)
         weights += latent_weights(latent, family, has_index=has_index)
         kv = latent_spec(latent, has_index=has_index, in_window=kind == "window")
+        if family.expands_latents:
+            kv = expanded_spec(fields)
     else:
         heads = read_heads(fields, family, kind)
         heads = replace(heads, num_heads=_heads_of_layer(fields, index) or heads.num_heads)
@@ -297,6 +317,8 @@ def _norms(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight
         yield Weight("per_layer_input_gate", "mlp", extra, hidden, shard=Shard.REPLICATED)
         yield Weight("per_layer_projection", "mlp", hidden, extra, shard=Shard.REPLICATED)
         yield vector("post_per_layer_input_norm", hidden)
+    if family.adaptive_norms:
+        yield Weight("ada_rms_norm", "mlp", family.adaptive_norms, hidden, 2, Shard.REPLICATED)
     if family.altup:
         yield from _altup(fields, hidden)
 

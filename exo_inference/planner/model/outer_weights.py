@@ -31,7 +31,9 @@ def outer_weights(
     if vocab > MAX_VOCAB_SIZE:
         raise FieldProblem(f"vocab_size is {vocab}, expected at most {MAX_VOCAB_SIZE}")
     if family.layout == "encoder":
-        return encoder_outer(fields, family), None, True
+        text = encoder_outer(fields, family)
+        beside = build_vision(fields)
+        return (text, None, True) if beside is None else (text + beside[0], *beside[1:])
     is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
     weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
     score = _score(fields, hidden)
@@ -77,8 +79,11 @@ def outer_weights(
 
 
 def _score(fields: ConfigFields, hidden: int) -> list[Weight]:
-    """Return what a reward model has for an output head (vLLM 0.32.0, qwen2_rm.py); nothing for other models."""
+    """Return what a reward model, or one that labels tokens, has for an output head (vLLM 0.32.0, qwen2_rm.py); nothing for other models."""
     named = [str(each) for each in fields.sequence("architectures") or []]
+    if any(each.endswith("ForTokenClassification") for each in named):
+        labels = len(fields.mapping("id2label")) or fields.integer("num_labels", 2)
+        return [Weight("score", "mlp", labels, hidden + 1, shard=Shard.REPLICATED)]
     if not any(each.endswith("RewardModel") for each in named):
         return []
     labels = 2 if any("Process" in each for each in named) else 1

@@ -25,6 +25,8 @@ def build_state_layer(fields: ConfigFields, kind: str) -> tuple[list[Weight], Kv
         return _short_conv(fields)
     if fields.mapping("linear_attn_config"):
         return _kimi_delta(fields)
+    if fields.get("linear_num_heads"):
+        return _full_rank_delta(fields)
     return _gated_delta(fields)
 
 
@@ -150,6 +152,27 @@ def _kimi_delta(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
             Weight("self_attn.g_a_proj", "attention", dim, hidden, shard=Shard.REPLICATED),
             Weight("self_attn.g_b_proj", "attention", inner, dim),
         ]
+    spec = KvSpec(
+        KvKind.STATE, conv_elements=3 * inner, conv_positions=kernel - 1,
+        state_elements=heads * dim * dim, state_bytes_per_element=4,
+    )  # fmt: skip
+    return weights, spec
+
+
+def _full_rank_delta(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
+    """Ling 3.0's Kimi Delta Attention: the gates that forget and that let through are of full rank."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("linear_num_heads")
+    dim, kernel = fields.integer("linear_head_dim"), fields.integer("linear_conv_kernel_dim", 4)
+    inner = heads * dim
+    weights = [
+        Weight(f"self_attn.{n}_proj", "attention", inner, hidden) for n in ("q", "k", "v", "f", "g")
+    ]
+    weights += [
+        Weight("self_attn.o_proj", "attention", hidden, inner),
+        Weight("self_attn.b_proj", "attention", heads, hidden),
+        Weight("self_attn.conv1d", "norm", 3 * inner, kernel),
+        Weight("self_attn.state", "norm", inner + heads + dim),
+    ]
     spec = KvSpec(
         KvKind.STATE, conv_elements=3 * inner, conv_positions=kernel - 1,
         state_elements=heads * dim * dim, state_bytes_per_element=4,

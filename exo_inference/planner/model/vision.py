@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from exo_inference.planner.model import joined_vision
-from exo_inference.planner.model.config_fields import ConfigFields, whole_number
+from exo_inference.planner.model.config_fields import ConfigFields
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
+from exo_inference.planner.model.towers import clip, internvit, merging, siglip
 from exo_inference.planner.model.vision_parts import (
     QWEN_MAX_PATCHES,
     Built,
@@ -54,13 +56,22 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
     fixed = _FIXED.get(fields.model_type)
     if fixed is not None and (fixed.always or fields.vision is None):
         return fixed.build(fields.integer("hidden_size"))
+    if fields.model_type in _MOLMO:
+        return clip.molmo(fields.integer("hidden_size"), fields.integer("intermediate_size") // 2)
     if fields.vision is None:
         return None
+    towers = fields.vision.get("width")
+    if isinstance(towers, Mapping):
+        join = (
+            merging.sam_and_clip if any("clip" in each for each in towers) else merging.sam_and_qwen
+        )
+        return *join(fields.integer("hidden_size")), True
     inner = {
-        "scale_factor": fields.outer.get("scale_factor"),
+        **{name: fields.outer.get(name) for name in _OF_PROJECTORS},
         "merges_patches": fields.model_type not in _PLAIN_PROJECTORS,
-        "multimodal_projector_bias": fields.outer.get("multimodal_projector_bias"),
+        "text_intermediate_size": fields.raw.get("intermediate_size"),
         **fields.vision,
+        **_backbone(fields.vision),
     }
     vision = ConfigFields(inner)
     kind = fields.model_type
@@ -71,6 +82,14 @@ def _build(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | Non
             return weights, shape, True
     weights, shape = _plain(vision, hidden_text)
     return weights, shape, False
+
+
+def _backbone(vision: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the encoder within an object that has a tokenizer of images around it (Ovis)."""
+    inner = vision.get("backbone_config")
+    return (
+        {k: v for k, v in inner.items() if k != "model_type"} if isinstance(inner, Mapping) else {}
+    )
 
 
 def _siglip(vision: ConfigFields, text: int) -> Built:
@@ -146,40 +165,6 @@ def _pixtral(vision: ConfigFields, text: int) -> Built:
     return weights, VisionShape(size, wide, count, patches)
 
 
-_INTERNVL_TILES = 13
-"""Twelve and the whole image (`max_dynamic_patch` of the published configs)."""
-
-
-def _internvl(vision: ConfigFields, text: int) -> Built:
-    """InternViT with the projector of InternVL, over tiles."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count = vision.integer("num_hidden_layers")
-    patch, image = _edge(vision, "patch_size"), _edge(vision, "image_size")
-    positions = (image // max(1, patch)) ** 2 + 1
-    has_bias = vision.flag("attention_bias", default=vision.flag("qkv_bias"))
-    has_norms = vision.flag("use_qk_norm", default=vision.flag("qk_normalization"))
-    norms = 2 if vision.text("norm_type") == "rms_norm" else 4
-    vectors = (norms + 4 + 3 * has_bias + 2 * has_norms) * size + wide
-    weights = blocks(size, wide, count, biases=False, norms=0)
-    weights += [
-        plain_vectors(vectors, count),
-        matrix("patch_embedding", size, 3 * patch * patch),
-        plain_vectors(size + size + positions * size),
-        matrix("linear_1", text, 4 * size, part="projector"),
-        matrix("linear_2", text, text, part="projector"),
-        plain_vectors(2 * 4 * size + 2 * text),
-    ]
-    return weights, VisionShape(size, wide, count, _INTERNVL_TILES * positions)
-
-
-def _edge(vision: ConfigFields, name: str) -> int:
-    """Return the edge of a square that a config gives as one number or as two."""
-    given = vision.get(name)
-    return (
-        whole_number(name, given[0]) if isinstance(given, list) and given else vision.integer(name)
-    )
-
-
 def _qwen2_vl(vision: ConfigFields, text: int) -> Built:
     is_windowed = vision.get("window_size") is not None
     size = vision.integer("embed_dim", vision.integer("hidden_size", 1280))
@@ -196,6 +181,13 @@ def _qwen2_vl(vision: ConfigFields, text: int) -> Built:
         matrix("merger.2", text, merged),
     ]
     return weights, VisionShape(size, wide, count, QWEN_MAX_PATCHES)
+
+
+def _hyperclovax(vision: ConfigFields, text: int) -> Built:
+    """HyperCLOVA X SEED Think 32B: Qwen2.5-VL's encoder and one projection more."""
+    weights, shape = _qwen2_vl(vision, text)
+    projection = matrix("mm_projector", text, text, part="projector")
+    return [*weights, projection, plain_vectors(text)], shape
 
 
 def _qwen3_vl(vision: ConfigFields, text: int) -> Built:
@@ -233,9 +225,10 @@ def _llama4(vision: ConfigFields, text: int) -> Built:
 
 
 def _moonvit(vision: ConfigFields, text: int) -> Built:
-    """MoonViT of Kimi K2.5 and later."""
-    size, wide = vision.integer("vt_hidden_size"), vision.integer("vt_intermediate_size")
-    count, patch = vision.integer("vt_num_hidden_layers"), vision.integer("patch_size")
+    """MoonViT of Kimi-VL, and of Kimi K2.5 and later, whose fields begin with `vt_`."""
+    start = "vt_" if vision.get("vt_hidden_size") else ""
+    size, wide = vision.integer(f"{start}hidden_size"), vision.integer(f"{start}intermediate_size")
+    count, patch = vision.integer(f"{start}num_hidden_layers"), vision.integer("patch_size")
     grid = vision.integer("init_pos_emb_height", 64) * vision.integer("init_pos_emb_width", 64)
     inner = vision.integer("qkv_hidden_size", size)
     weights = blocks(size, wide, count, biases=True, norms=4)
@@ -317,6 +310,16 @@ def _phi3_v(text: int) -> tuple[list[Weight], VisionShape, bool]:
     return weights, replace(shape, max_tokens=17 * shape.max_tokens), True
 
 
+_PHI4MM = 857_650_624
+"""Parameters of Phi-4-multimodal's SigLIP, its Conformer and their projections, instantiated (transformers 5.23.0)."""
+
+
+def _phi4mm(text: int) -> tuple[list[Weight], VisionShape, bool]:
+    """Phi-4-multimodal's encoders of images and speech, without the adapters that an engine loads when told to."""
+    encoders = Weight("embed_tokens_extend", "vision", _PHI4MM, 1, shard=Shard.REPLICATED)
+    return [encoders], VisionShape(1152, 4304, 27, 37 * 1024), True
+
+
 def _plain(vision: ConfigFields, text: int) -> Built:
     """A vision transformer with a two-layer projector, for encoders that are not known."""
     size = vision.integer("hidden_size", vision.integer("embed_dim", 1024))
@@ -330,20 +333,56 @@ def _plain(vision: ConfigFields, text: int) -> Built:
     )
 
 
+_MOLMO = ("molmo",)
+"""Model types whose encoder no config describes, and whose projection is as wide as the text's feed-forward."""
+
 _PLAIN_PROJECTORS = frozenset({"llava"})
 """Model types whose projector takes patches as they are."""
+
+_OF_PROJECTORS = (
+    "scale_factor", "multimodal_projector_bias", "downsample_factor", "alignment_intermediate_size", "max_splits_per_img",
+    "projector_use_layernorm", "max_tiles", "max_num_patches", "query_num",
+    "drop_vision_last_layer", "ffn_hidden_size", "visual_vocab_size", "projector_hidden_size", "adapter_intermediate_size",
+)  # fmt: skip
+"""What a config says of its projector outside the object of its encoder."""
 
 _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], ...] = (
     (("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni"), _qwen2_vl),
     (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe"), _qwen3_vl),
-    (("llava_next",), _llava_next),
+    (("llava_next", "llava_next_video"), _llava_next),
+    (("llava_onevision",), siglip.two_layers),
+    (("paligemma",), siglip.one_layer),
+    (("aya_vision",), siglip.gated),
+    (("cohere2_vision",), siglip.ungated_norm),
+    (("lfm2_vl",), siglip.unshuffled),
+    (("minicpmv4_6",), siglip.merged),
+    (("minicpmv", "minicpmo"), siglip.resampled),
+    (("glm4v", "glm4v_moe"), merging.glm),
+    (("glm_ocr",), merging.glm_ocr),
+    (("exaone4_5",), merging.exaone),
+    (("dots_ocr",), merging.dots),
+    (("ovis",), merging.ovis),
+    (("r", "bee"), siglip.normed_two_layers),
+    (("keye", "keyevl1_5"), siglip.keye),
+    (("isaac",), siglip.isaac),
+    (("moondream3",), siglip.doubled),
+    (("clip",), clip.joint),
+    (("siglip",), siglip.joint),
+    (("modernvbert",), siglip.shuffled),
+    (("ovis2_5", "ovis2_6_moe"), siglip.discrete),
+    (("molmo2",), siglip.pooled),
+    (("hunyuan_vl",), siglip.hunyuan),
+    (("nemotronh_nano_vl_v2",), merging.radio),
+    (("chatglm",), clip.eva),
+    (("vlm",), _hyperclovax),
     (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),
-    (("internvl", "internvl_chat"), _internvl),
+    (("internvl", "internvl_chat", "interns1", "qianfan_ocr", "h2ovl_chat"), internvit.internvl),
+    (("nvlm_d",), internvit.nvlm),
     (("pixtral",), _pixtral),
     (("clip_vision_model",), _clip),
     (("llama4", "llama4_vision_model"), _llama4),
-    (("kimi_k25", "kimi_k3"), _moonvit),
+    (("kimi_vl", "kimi_k25", "kimi_k3"), _moonvit),
     (("gemma4", "gemma4_vision"), _gemma4),
     (("muse_glimmer",), joined_vision.muse_glimmer),
     (("paddleocr_vl",), joined_vision.paddleocr),
@@ -370,5 +409,7 @@ class _Fixed:
 _FIXED: Mapping[str, _Fixed] = {
     "gemma3n": _Fixed(_gemma3n, always=True),
     "step3p7": _Fixed(_step_defaults),
+    "step_robotics": _Fixed(_step_defaults, always=True),
+    "phi4mm": _Fixed(_phi4mm, always=True),
     "phi3_v": _Fixed(_phi3_v),
 }

@@ -1,0 +1,1 @@
+"""Encoders of images and speech before a text model, by what they are made of; `vision.py` and `audio.py` choose."""
