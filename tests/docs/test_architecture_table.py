@@ -12,7 +12,9 @@ PACKAGE = ROOT / "exo_inference"
 TABLE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("parent", ["", "cli/", "controller/", "planner/", "gateway/"])
+@pytest.mark.parametrize(
+    "parent", ["", "cli/", "controller/", "planner/", "planner/model/", "gateway/"]
+)
 def test_every_package_has_a_row(parent: str) -> None:
     there = {f"{parent}{path.parent.name}/" for path in (PACKAGE / parent).glob("*/__init__.py")}
     rows = re.findall(r"^\| (`\S+/`(?:, `\S+/`)*) \|", TABLE, re.MULTILINE)

@@ -16,7 +16,7 @@ def part(name: str, rows: int, columns: int, copies: int = 1) -> Weight:
 
 
 def transformer(audio: ConfigFields, size: int, *, biases: int = 4) -> list[Weight]:
-    """Return a transformer's layers with two norms, and biases of so many of attention's four products."""
+    """Return the layers of a transformer: each has two norms, and `biases` of attention's four products have a bias."""
     count = audio.integer("encoder_layers", audio.integer("num_hidden_layers", 24))
     wide = audio.integer("encoder_ffn_dim", audio.integer("intermediate_size", 4 * size))
     return [
