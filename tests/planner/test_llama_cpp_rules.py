@@ -11,7 +11,7 @@ import pytest
 from exo_inference.planner import EngineParameters, Plan, Verdict, find_gpu, find_model
 from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.llama_cpp.cache import element_bytes, mask_cells
-from exo_inference.planner.llama_cpp.planning import FAMILIES, find_lack, plan_llama_cpp
+from exo_inference.planner.llama_cpp.planning import find_lack, plan_llama_cpp
 from exo_inference.planner.llama_cpp.room import Asked, fitted_context, longest, spilled
 from exo_inference.planner.llama_cpp.setting import (
     ALL,
@@ -22,6 +22,7 @@ from exo_inference.planner.llama_cpp.setting import (
 )
 from exo_inference.planner.llama_cpp.sizes import Sizes, measure
 from exo_inference.planner.llama_cpp.weights import file_bytes, mix_of, place
+from exo_inference.planner.model.families import FAMILIES, Family, LlamaCpp
 from exo_inference.planner.model.requantize import with_quantization
 
 SMALL = with_quantization(find_model("meta-llama/Llama-3.1-8B-Instruct"), "Q4_K_M")
@@ -194,7 +195,15 @@ def test_what_llama_cpp_does_not_load_is_not_sized() -> None:
     assert "models of the type nemotron_h is not known" in (find_lack(other, gpu) or "")
     assert "NVIDIA" in (find_lack(SMALL, replace(gpu, vendor="amd")) or "")
     assert find_lack(SMALL, gpu) is None
-    assert "llama" in FAMILIES
+
+
+@pytest.mark.parametrize("kind", ["frob", "frob_text"])
+def test_a_family_is_sized_by_its_row(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    gpu, model = find_gpu("h100"), replace(SMALL, model_type=kind)
+    monkeypatch.setitem(FAMILIES, "frob", Family())
+    assert f"models of the type {kind} is not known" in (find_lack(model, gpu) or "")
+    monkeypatch.setitem(FAMILIES, "frob", Family(llama_cpp=LlamaCpp()))
+    assert find_lack(model, gpu) is None
 
 
 def test_the_last_layers_and_the_output_are_on_the_gpu() -> None:

@@ -15,8 +15,8 @@ from exo_inference.planner import (
     with_index,
 )
 from exo_inference.planner.model.assumptions import note_assumptions
-from exo_inference.planner.model.config_fields import CLASS_LENGTHS, ConfigFields
-from exo_inference.planner.model.families import FAMILIES
+from exo_inference.planner.model.config_fields import ConfigFields
+from exo_inference.planner.model.families import CLASS_LENGTHS, FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,

@@ -19,7 +19,6 @@ _LOOK_UPS = ("startswith", "endswith", "get", "removeprefix")
 TABLES = {
     "engine_names.py": "the table itself: a row per engine",
     "planner/engine_rules.py": "the table of the engines' rules of memory",
-    "planner/model/config_fields.py": "the objects of config.json that a family keeps fields in",
     "planner/model/families.py": "the table of families",
     "planner/model/layers.py": "kinds of layers in config.json, of which some are called as families are",
     "planner/model/audio.py": "the table of audio encoders whose sizes no config names",

@@ -10,12 +10,8 @@ from dataclasses import dataclass
 
 from exo_inference.planner.llama_cpp.setting import BLOCKS, Context, LlamaSetting, pad
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.families import LlamaCpp, llama_cpp_of
 from exo_inference.planner.model.shapes import KvKind, KvSpec
-
-WITHOUT_WINDOWS = frozenset(
-    {"mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"}
-)
-"""Families whose windows llama.cpp does not read, so that every layer keeps all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ def element_bytes(kind: str) -> float:
 def is_windowed(spec: KvSpec, model_type: str) -> bool:
     """Whether llama.cpp keeps a window alone of a layer."""
     has_window = spec.kind in (KvKind.SLIDING, KvKind.CHUNKED) and spec.window > 0
-    return has_window and model_type not in WITHOUT_WINDOWS
+    return has_window and (llama_cpp_of(model_type) or LlamaCpp()).reads_windows
 
 
 def window_cells(spec: KvSpec, context: Context, *, is_full: bool) -> int:

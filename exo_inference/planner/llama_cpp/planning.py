@@ -1,7 +1,7 @@
 """`plan_llama_cpp()`: does this model fit on these GPUs as llama-server would start it? Pure.
 
-`preflight/gguf_engine.py` calls it with flags that were read. Which families llama.cpp computes as modelled here is
-a list: of another one nothing is told, rather than a figure that may be wrong. Speed is not estimated.
+`preflight/gguf_engine.py` calls it with flags that were read. Which families llama.cpp computes as modelled here
+stands in their rows: of another one nothing is told, rather than a figure that may be wrong. Speed is not estimated.
 """
 
 from __future__ import annotations
@@ -31,17 +31,12 @@ from exo_inference.planner.llama_cpp.weights import mix_of
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.checkpoint import is_gguf
+from exo_inference.planner.model.families import llama_cpp_of
 from exo_inference.planner.model.name_words import strip_quantization
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.verdict import Plan, StagePlan, Verdict
 
-FAMILIES = frozenset({
-    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
-    "qwen3_5_moe_text", "phi3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gpt_oss", "glm4_moe", "deepseek_v2",
-    "deepseek_v3",
-})  # fmt: skip
-"""Families whose graphs the rules were read off or checked on."""
 SPILL = "gpu-layers"
 """The code of a start with layers in main memory."""
 
@@ -54,7 +49,7 @@ def find_lack(model: Architecture, gpu: Gpu) -> str | None:
         return "what it needs is known of NVIDIA's GPUs alone"
     if model.is_embedding:
         return f"what it needs for {model.name}, which embeds or scores texts, is not known"
-    if model.model_type not in FAMILIES:
+    if llama_cpp_of(model.model_type) is None:
         return f"how it computes models of the type {model.model_type} is not known"
     if mix_of(model) is None:
         quantization = model.quantization

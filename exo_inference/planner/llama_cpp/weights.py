@@ -17,6 +17,7 @@ from itertools import accumulate
 from exo_inference.planner.llama_cpp.setting import LlamaSetting
 from exo_inference.planner.llama_cpp.tensor_types import BITS, KNOWN, Mix
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.families import LlamaCpp, llama_cpp_of
 from exo_inference.planner.model.shapes import Layer, Weight
 
 _VECTORS = frozenset({"norm", "expert_bias"})
@@ -26,10 +27,6 @@ _ROLES = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "in_proj_qkv": "v", "kv_b_proj": "other",
     "down_proj": "down",
 }  # fmt: skip
-_OF_70B = frozenset({"llama", "qwen2"})
-_MXFP4_EXPERTS = frozenset({"gpt_oss"})
-"""Families whose experts are published in MXFP4, which files of every name keep: the quantizer refuses to change it
-(`--allow-requantize`), and public files from Q2_K to Q8_0 differ by 5 % alone."""
 _GGUF, _NAME = "gguf", "gguf-"
 _MXFP4 = "mxfp4"
 
@@ -101,10 +98,11 @@ def mix_of(model: Architecture) -> Mix | None:
     specs = [layer.kv for layer, _ in model.layer_counts if layer.kv is not None]
     heads = [spec.num_heads for spec in specs if spec.num_heads]
     experts = model.moe.num_experts if model.moe is not None else 0
-    is_70b = model.model_type in _OF_70B and len(model.layers) == 80
+    family = llama_cpp_of(model.model_type) or LlamaCpp()
+    is_70b = family.widens_70b and len(model.layers) == 80
     return Mix(
         name, len(model.layers), model.num_heads // max(1, min(heads, default=1)), experts,
-        is_tied=_is_tied(model), is_70b=is_70b, experts="MXFP4" if model.model_type in _MXFP4_EXPERTS else "",
+        is_tied=_is_tied(model), is_70b=is_70b, experts=family.experts,
     )  # fmt: skip
 
 
@@ -149,14 +147,13 @@ def file_bytes(model: Architecture) -> FileBytes:
     )  # fmt: skip
 
 
-_DRAFTING = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
-"""Families of which files with prediction layers are loaded whole; DeepSeek's have none, GLM's are left out."""
 _SHARED = frozenset({"embedding", "lm_head"})
 """What prediction layers have of the model itself."""
 
 
 def _drafting_bytes(model: Architecture, mix: Mix) -> float:
-    if model.model_type not in _DRAFTING:
+    family = llama_cpp_of(model.model_type) or LlamaCpp()
+    if not family.loads_drafting:
         return 0.0
     weights = (weight for weight in model.mtp_weights if weight.part not in _SHARED)
     return sum(_tensor(weight, "other", mix, 0).num_bytes for weight in weights)

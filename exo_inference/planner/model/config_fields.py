@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from exo_inference.planner.model.families import Family
+from exo_inference.planner.model.families import CLASS_LENGTHS, FAMILIES, Family
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim"),
@@ -46,14 +45,6 @@ class FieldProblem(ValueError):
     """A field that is needed is missing, or holds something else than expected."""
 
 
-_PARTS: Mapping[str, tuple[str, ...]] = {"dbrx": ("attn_config", "ffn_config")}
-"""Families whose attention and experts have objects of their own in the config."""
-
-
-_WITH_ROTARY: Mapping[str, str] = {"xlm-roberta": "xlm-roberta-flash"}
-"""Types whose files with rotary positions are another architecture, which no `model_type` says (jinaai/jina-embeddings-v3)."""
-
-
 class ConfigFields:
     """One level of a config, with lookups by our names.
 
@@ -70,7 +61,7 @@ class ConfigFields:
             # Qwen's "thinker" has encoders beside its text model.
             holder, inner = inner, inner["text_config"]
         self.raw: Mapping[str, Any] = {**config, **holder, **inner} if inner is not None else config
-        names = _PARTS.get(str(config.get("model_type")), ())
+        names = _family(config.get("model_type")).config_parts
         if names:
             parts = [config[name] for name in names if isinstance(config.get(name), Mapping)]
             self.raw = {
@@ -84,8 +75,8 @@ class ConfigFields:
         self.model_type = str(config.get("model_type") or "").lower()
         self.text_type = str((inner or config).get("model_type") or self.model_type).lower()
         if config.get("position_embedding_type") == "rotary":
-            self.model_type = _WITH_ROTARY.get(self.model_type, self.model_type)
-            self.text_type = _WITH_ROTARY.get(self.text_type, self.text_type)
+            self.model_type = _family(self.model_type).with_rotary or self.model_type
+            self.text_type = _family(self.text_type).with_rotary or self.text_type
 
     def get(self, name: str) -> Any:
         """Return the field under any of its names, or None."""
@@ -131,6 +122,10 @@ class ConfigFields:
         """Return a text field, empty where there is none."""
         value = self.get(name)
         return value if isinstance(value, str) else ""
+
+
+def _family(model_type: object) -> Family:
+    return FAMILIES.get(str(model_type)) or Family()
 
 
 def check_positive(fields: ConfigFields) -> None:
@@ -194,28 +189,6 @@ _MAX_LENGTH = 10**9
 ASSUMED_MAX_MODEL_LEN = 2048
 """What vLLM assumes where neither config.json nor the config's class names a length (config/model.py
 `_get_and_verify_max_len`)."""
-
-_LENGTHS = {
-    1024: "gpt2 gpt_bigcode",
-    2048: "llama llava granite olmo olmo2 olmo3 exaone4 deepseek_v2 granitemoe granitemoehybrid falcon gptj opt gpt_neox phi",
-    4096: "phi3 deepseek_v3 nemotron_h stablelm olmoe arcee helium starcoder2",
-    8192: "gemma gemma2 cohere cohere2",
-    32768: "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe gemma3n gemma3n_text smollm3",
-    65536: "apertus",
-    128000: "qwen3_vl qwen3_vl_moe",
-    131072: "mistral mistral3 mixtral llama4 llama4_text gemma3 gemma3_text gemma4 gemma4_text glm glm4 glm4_moe gpt_oss "
-    "phimoe laguna ernie4_5 ernie4_5_moe mimo_v2_flash",
-    163840: "deepseek_v32",
-    196608: "minimax_m2",
-    202752: "glm4_moe_lite glm_moe_dsa",
-    262144: "ministral3",
-    524288: "seed_oss",
-    1048576: "deepseek_v4 kimi_linear",
-}  # fmt: skip
-CLASS_LENGTHS: Mapping[str, int] = {
-    name: length for length, names in _LENGTHS.items() for name in names.split()
-}
-"""`max_position_embeddings` of each config class, which counts where config.json has none (transformers 5.23.0)."""
 
 
 def derived_max_model_len(fields: ConfigFields, family: Family) -> int | None:

@@ -12,6 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCpp:
+    """What `planner/llama_cpp` asks of a family whose graph in llama.cpp its rules were read off or checked on.
+
+    Attributes:
+        reads_windows: of layers with windows its cache holds no more than these; else it keeps all tokens of every layer.
+        widens_70b: values of a dense model with 80 layers have more bits (src/llama-quant.cpp, `LLM_TYPE_70B`).
+        experts: the type of experts in files of every name, where the quantizer refuses to change it (`--allow-requantize`);
+            public files of gpt-oss from Q2_K to Q8_0 differ by 5 % alone.
+        loads_drafting: prediction layers of a file are loaded. DeepSeek's files have none, GLM's are left out.
+    """
+
+    reads_windows: bool = True
+    widens_70b: bool = False
+    experts: Literal["", "MXFP4"] = ""
+    loads_drafting: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a family's decoder layer differs from Llama's.
@@ -36,6 +54,9 @@ class Family:
         positions: rows added to a learned position table; None: no such table.
         unused_positions: of that table, which no token of a prompt has (RoBERTa counts from its padding on).
         pools: an encoder ends in a dense layer over the first token, whatever its class.
+        llama_cpp: how llama.cpp computes it; None where that is not known, and nothing is told.
+        config_parts: objects of config.json that hold the fields of attention and experts.
+        with_rotary: the family that a file with rotary positions is of, which no `model_type` says (jinaai/jina-embeddings-v3).
         min_batched_tokens: vLLM raises max-num-batched-tokens to the largest image or video item.
         layout: how the config describes the layers. `uniform` is one kind of decoder layer with variations;
             the others have a function of their own in `layers.py`.
@@ -91,6 +112,9 @@ class Family:
     positions: int | None = None
     unused_positions: int = 0
     pools: bool = False
+    llama_cpp: LlamaCpp | None = None
+    config_parts: tuple[str, ...] = ()
+    with_rotary: str = ""
     min_batched_tokens: int = 0
     layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder", "states",
         "alternating", "side_by_side", "doubled", "shared_attention", "encoder", "text_to_text",
@@ -134,6 +158,10 @@ class Family:
         return self.layout in ("encoder", "encoder_decoder", "text_to_text")
 
 
+_IN_LLAMA_CPP = LlamaCpp()
+_WITHOUT_WINDOWS = LlamaCpp(reads_windows=False)
+_WITH_DRAFTING = LlamaCpp(loads_drafting=True)
+
 _LLAMA = Family()
 _QWEN2 = Family(qkv_bias=True, o_bias=False, full_first=28)
 _QWEN3 = Family(qk_norm="head")
@@ -150,7 +178,7 @@ _GEMMA3 = Family(
 _GEMMA3N = replace(_GEMMA3, full_every=0, per_layer_inputs=True, altup=True)
 _GEMMA4 = Family(
     qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2, plain_windows=True, fills_qkv=True,
-    min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True,
+    min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True, llama_cpp=_IN_LLAMA_CPP,
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4
 _BERT = Family(
     layout="encoder", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, rope_caches=0, positions=0, pools=True,
@@ -162,33 +190,39 @@ _STEP3 = Family(shares_queries=True)
 _STATES = Family(layout="states", others_are="selective", rope_caches=0)
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
-    "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": Family(layout="blocks"), "llama4": _LLAMA4,
+    "llama": replace(_LLAMA, llama_cpp=LlamaCpp(widens_70b=True)), "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": replace(_LLAMA, llama_cpp=_WITHOUT_WINDOWS), "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
+    "smollm3": _LLAMA, "mixtral": replace(_LLAMA, llama_cpp=_WITHOUT_WINDOWS), "phi3": replace(_LLAMA, llama_cpp=_WITHOUT_WINDOWS), "nemotron-nas": Family(layout="blocks"), "llama4": _LLAMA4,
     "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "kimi_audio": replace(_QWEN2, full_first=0), "mimo": replace(_QWEN2, full_first=0),
-    "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, full_first=0, gates_shared_experts=True),
+    "qwen2": replace(_QWEN2, llama_cpp=LlamaCpp(reads_windows=False, widens_70b=True)),
+    "qwen2_moe": replace(_QWEN2, full_first=0, gates_shared_experts=True, llama_cpp=_WITHOUT_WINDOWS),
     "qwen2_vl": replace(_QWEN2, rope_stretch=4),
     "qwen2_5_vl": replace(_QWEN2, rope_stretch=4),
     "qwen2_5_omni": replace(_QWEN2, rope_stretch=4),
     "qwen3_omni_moe": Family(qk_norm="head", rope_stretch=4),
-    "qwen3": replace(_QWEN3, full_first=28), "qwen3_moe": _QWEN3,
+    "qwen3": replace(_QWEN3, full_first=28, llama_cpp=_WITHOUT_WINDOWS),
+    "qwen3_moe": replace(_QWEN3, llama_cpp=_WITHOUT_WINDOWS),
     "qwen3_vl": Family(qk_norm="head", rope_stretch=4),
     "qwen3_vl_moe": Family(qk_norm="head", rope_stretch=4),
     "qwen3_next": replace(_QWEN_MOE_GATE, gates_attention=True, partial_rotary=0.25),
-    "qwen3_5": Family(qk_norm="head", rope_stretch=4, gates_attention=True, partial_rotary=0.25),
-    "qwen3_5_moe": replace(_QWEN_MOE_GATE, rope_stretch=4, gates_attention=True, partial_rotary=0.25),
+    "qwen3_5": Family(
+        qk_norm="head", rope_stretch=4, gates_attention=True, partial_rotary=0.25, llama_cpp=_WITH_DRAFTING,
+    ),
+    "qwen3_5_moe": replace(
+        _QWEN_MOE_GATE, rope_stretch=4, gates_attention=True, partial_rotary=0.25, llama_cpp=_WITH_DRAFTING,
+    ),
     "gemma": Family(ties_by_default=True, default_head_dim=256),
     "gemma2": Family(norms=4, ties_by_default=True, default_head_dim=256, full_every=2),
-    "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma4": _GEMMA4, "gemma4_text": _GEMMA4,
+    "gemma3": replace(_GEMMA3, llama_cpp=_IN_LLAMA_CPP), "gemma3_text": replace(_GEMMA3, llama_cpp=_IN_LLAMA_CPP), "gemma4": _GEMMA4, "gemma4_text": _GEMMA4,
     "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,
     "deepseek_v4": Family(rope_caches=2, layout="compressed"),
     "olmo2": Family(qk_norm="full"), "olmo3": Family(qk_norm="full"),
     "exaone4": _QWEN3, "apertus": Family(qk_norm="head", gated_mlp=False, activation_vectors=2),
-    "glm4_moe": Family(o_bias=False, optional_qk_norm="head"),
-    "gpt_oss": Family(qkv_bias=True, o_bias=True, sinks="all", biases_experts=True, pads_experts=True),
+    "glm4_moe": Family(o_bias=False, optional_qk_norm="head", llama_cpp=_IN_LLAMA_CPP),
+    "gpt_oss": Family(qkv_bias=True, o_bias=True, sinks="all", biases_experts=True, pads_experts=True, llama_cpp=LlamaCpp(experts="MXFP4")),
     "minimax_m2": Family(qk_norm="full"), "minimax_m3": Family(qk_norm="head"),
     "mimo_v2_flash": Family(rope_caches=2, has_value_dim=True, sinks="sliding"),
     "step3p7": Family(qk_norm="head", gates_heads=True),
-    "deepseek_v2": _LLAMA, "deepseek_v3": _LLAMA, "deepseek_v32": _LLAMA, "kimi_k2": _LLAMA,
+    "deepseek_v2": replace(_LLAMA, llama_cpp=_IN_LLAMA_CPP), "deepseek_v3": replace(_LLAMA, llama_cpp=_IN_LLAMA_CPP), "deepseek_v32": _LLAMA, "kimi_k2": _LLAMA,
     "kimi_k25": _LLAMA, "glm4_moe_lite": _LLAMA, "glm_moe_dsa": _LLAMA,
     "kimi_linear": Family(), "kimi_k3": Family(), "param2moe": Family(qk_norm="head", corrects_experts=True),
     "dots3_note": Family(gates_heads=True, rope_caches=2, shared_width_field="shared_experts_intermediate_size"),
@@ -232,7 +266,7 @@ FAMILIES: Mapping[str, Family] = {
     "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2, gates_heads=True, corrects_experts=True),
     "ernie4_5": Family(ties_by_default=True), "ernie4_5_moe": Family(ties_by_default=True, corrects_experts=True),
     "internlm2": _INTERNLM, "internlm3": _INTERNLM, "exaone": _LLAMA, "baichuan": _LLAMA, "minicpm": Family(ties_by_default=True),
-    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": _LLAMA, "bamba": Family(others_are="ssd"),
+    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": Family(config_parts=("attn_config", "ffn_config")), "bamba": Family(others_are="ssd"),
     "bloom": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True,
         rope_caches=0, embedding_norm=True, mlp_multiple=4,
@@ -249,7 +283,7 @@ FAMILIES: Mapping[str, Family] = {
     "mamba2": replace(_STATES, others_are="ssd"), "jamba": Family(layout="alternating", others_are="selective", rope_caches=0),
     "falcon_h1": Family(layout="side_by_side", others_are="ssd"),
     "zamba2": Family(layout="shared_attention", others_are="ssd", ties_by_default=True, rope_caches=0),
-    "bert": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA, "modernbert": Family(layout="encoder"),
+    "bert": _BERT, "roberta": _ROBERTA, "xlm-roberta": replace(_ROBERTA, with_rotary="xlm-roberta-flash"), "camembert": _ROBERTA, "modernbert": Family(layout="encoder"),
     "mpnet": _ROBERTA, "deberta-v2": replace(_BERT, pools=False), "xlm-roberta-flash": replace(_ROBERTA, rope_caches=1, positions=None),
     "gte": _GTE, "new": _GTE, "nomic_bert": replace(_GTE, qkv_bias=False, mlp_bias=False),
     "t5": Family(layout="text_to_text", gated_mlp=False, ties_by_default=True, rope_caches=0),
@@ -288,6 +322,36 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True
     ),
 }  # fmt: skip
+
+
+def llama_cpp_of(model_type: str) -> LlamaCpp | None:
+    """Return how llama.cpp computes models of a type; that of a text model alone may be the row of the whole."""
+    family = FAMILIES.get(model_type) or FAMILIES.get(model_type.removesuffix("_text"))
+    return None if family is None else family.llama_cpp
+
+
+_LENGTHS = {
+    1024: "gpt2 gpt_bigcode",
+    2048: "llama llava granite olmo olmo2 olmo3 exaone4 deepseek_v2 granitemoe granitemoehybrid falcon gptj opt gpt_neox phi",
+    4096: "phi3 deepseek_v3 nemotron_h stablelm olmoe arcee helium starcoder2",
+    8192: "gemma gemma2 cohere cohere2",
+    32768: "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe gemma3n gemma3n_text smollm3",
+    65536: "apertus",
+    128000: "qwen3_vl qwen3_vl_moe",
+    131072: "mistral mistral3 mixtral llama4 llama4_text gemma3 gemma3_text gemma4 gemma4_text glm glm4 glm4_moe gpt_oss "
+    "phimoe laguna ernie4_5 ernie4_5_moe mimo_v2_flash",
+    163840: "deepseek_v32",
+    196608: "minimax_m2",
+    202752: "glm4_moe_lite glm_moe_dsa",
+    262144: "ministral3",
+    524288: "seed_oss",
+    1048576: "deepseek_v4 kimi_linear",
+}  # fmt: skip
+CLASS_LENGTHS: Mapping[str, int] = {
+    name: length for length, names in _LENGTHS.items() for name in names.split()
+}
+"""`max_position_embeddings` of each config class, which counts where config.json has none (transformers 5.23.0); a table
+by length, as few families have one of their own."""
 
 UNCHECKED = frozenset(
     {"kimi_audio", "kimi_linear", "kimi_k3", "minicpmo", "minimax_m3", "param2moe", "qwen2_5_omni"}
