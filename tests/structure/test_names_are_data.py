@@ -25,9 +25,10 @@ TABLES = {
     "planner/model/vision.py": "the table of image encoders, by the model type of each",
     "planner/processor/exo_kernels.py": "the table of what exo-engine's kernels leave to PyTorch, by family",
     "planner/releases/classes.py": "the table of the releases that have a class for a family",
-    "planner/releases/own_code.py": "the table of the families whose code comes with the model",
-    "planner/releases/sglang.py": "the same of another engine",
+    "planner/releases/own_code.py": "the table of model types whose code comes with the model",
+    "planner/releases/sglang.py": "the table of the releases of SGLang that have a class for a family",
     "planner/releases/dtypes.py": "the table of families that a release does not compute in float16",
+    "planner/releases/sglang_families.py": "the table of what releases of SGLang do to families",
     "resources/deployment.py": "digests that are stored leave out what was the default when the first were written",
 }
 """Where engines and families may be told apart by name, and why."""

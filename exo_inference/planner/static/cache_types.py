@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.releases.sglang_families import types_with
 
 if TYPE_CHECKING:
     from exo_inference.planner.gpu_catalog import Gpu
@@ -19,8 +20,6 @@ _BLACKWELL = 10.0
 _FP4 = ("nvfp4", "fp4_mx_block16", "fp4_e2m1")
 _SCALED = {"mxfp8": 1 + 1 / 32} | dict.fromkeys(_FP4, 0.5 + 1 / 16)
 """Bytes of a number with its part of a scale."""
-_SCALED_SINCE_12 = frozenset({"glm_moe_dsa"})
-"""Model types with FlashInfer's kernels, not TensorRT-LLM's, from compute capability 12 on."""
 
 
 def cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> str:
@@ -58,11 +57,10 @@ def sparse_latent_bytes(model: Architecture, gpu: Gpu, parameters: EngineParamet
     TensorRT-LLM's kernels, which Blackwell has by default, keep 576 plain numbers; others have scales, and positions in 16 bit.
     To 0.5.16 those were counted as 576 as well.
     """
-    capability = gpu.capability or 0.0
-    is_scaled = capability < _BLACKWELL or (
-        capability >= 12 and model.model_type in _SCALED_SINCE_12
-    )
-    return 656 if is_scaled and parameters.rules.version >= (0, 5, 17) else 576
+    capability, version = gpu.capability or 0.0, parameters.rules.version
+    has_scales = model.model_type in types_with("scaled_cache", version)
+    is_scaled = capability < _BLACKWELL or (capability >= 12 and has_scales)
+    return 656 if is_scaled and version >= (0, 5, 17) else 576
 
 
 def workspace_layers(parameters: EngineParameters) -> int:

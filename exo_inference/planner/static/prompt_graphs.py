@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.releases.sglang_families import types_with
 
 if TYPE_CHECKING:
     from exo_inference.planner.model.architecture import Architecture
@@ -23,9 +24,8 @@ class PromptGraphs:
     """What a release captures.
 
     Attributes:
-        never: model types that are left out.
-        with_images: model types that are captured though images are encoded beside them.
-        compiled: those of them that are compiled in pieces, where others are captured between breaks.
+        never, with_images, compiled: model types, as in `SglangFamily` (releases/sglang_families.py): that are left out; that are
+            captured though images are encoded beside them; of those, that are compiled in pieces.
         in_stages: stages are captured, too.
         latents: models with latents that are.
     """
@@ -66,27 +66,13 @@ def prompt_graphs(version: Version) -> PromptGraphs | None:
     """Return what a release captures by default; None where that is nothing."""
     if version < (0, 5, 10):
         return None
-    if version < (0, 5, 15):
-        sparse = _SPARSE if version < (0, 5, 13) else frozenset()
-        return PromptGraphs(never=sparse | {"qwen3_next"})
-    if version < (0, 5, 16):
-        return PromptGraphs(in_stages=True, latents="none")
-    if version < (0, 5, 18):
-        is_17 = version >= (0, 5, 17)
-        return PromptGraphs(
-            never=frozenset({"nemotron_h"}) if is_17 else frozenset(),
-            with_images=_QWEN | _COMPILED,
-            compiled=_COMPILED,
-            in_stages=True,
-            latents="sparse" if is_17 else "none",
-        )
+    latents: Literal["none", "sparse", "all"] = "all"
+    if (0, 5, 15) <= version < (0, 5, 18):
+        latents = "sparse" if version >= (0, 5, 17) else "none"
     return PromptGraphs(
-        with_images=_QWEN | _COMPILED | {"kimi_k3", "muse_glimmer"},
-        compiled=_COMPILED - {"kimi_k25"},
-        in_stages=version < (0, 5, 20),
+        never=types_with("without_prompt_graphs", version),
+        with_images=types_with("graphs_with_images", version),
+        compiled=types_with("compiled", version),
+        in_stages=(0, 5, 15) <= version < (0, 5, 20),
+        latents=latents,
     )
-
-
-_SPARSE = frozenset({"deepseek_v32", "glm_moe_dsa"})
-_QWEN = frozenset({"qwen3_5", "qwen3_5_moe"})
-_COMPILED = frozenset({"kimi_k25", "minimax_m3"})

@@ -9,11 +9,12 @@ srt/mem_cache/kv_cache_configurator.py). Without the flag the rest is what a for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from exo_inference.planner.gpu_catalog import MIB
 from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.releases.sglang_families import types_with
 from exo_inference.planner.static.prompt_graphs import PromptGraphs, prompt_graphs
 
 if TYPE_CHECKING:
@@ -38,23 +39,15 @@ class StaticShare:
         by_ranks: tensor-parallel ranks that there are at least, and the share on a GPU of up to 80 GiB (to 0.4.7).
         by_memory: MiB that a GPU has less than, and the GiB left free with one for so many GPUs beside them; where this is
             there, steps and graphs have no part in it (to 0.5.2).
-        windowed: model types whose layers with windows have a pool of their own; others' keep every token.
-        whole_on_blackwell: those of them whose layers keep every token all the same with TensorRT-LLM's kernels, which
-            compute capability 10 has by default (0.5.8 and 0.5.9: srt/server_args.py, "TODO: support swa kv indices translation").
+        windowed, whole_on_blackwell: model types, as in `SglangFamily` (releases/sglang_families.py).
         window_share: tokens of that pool for each token of the other.
         checks_windows: it does not start where that pool holds no more than a window and a page.
         state_share: bytes for states (Mamba, linear attention) for each byte of the cache beside them; None where
             they were shared out otherwise.
-        stateful: model types with states that it has classes for.
-        buffered: those of them that keep five states for each running request, with the prefix cache and steps scheduled ahead;
-            others keep three (srt/mem_cache/kv_cache_configurator.py `_calculate_mamba_ratio`, srt/arg_groups/overrides.py).
+        stateful, buffered: model types, likewise.
         spare_states: states of the pool that no request has.
         prompt_graphs: pieces of prompts that are captured as graphs, too.
-        misread_lengths: model types whose context length it takes to be another than theirs, so that a flag has to say it: before
-            Transformers 5, which 0.5.10 is the first to want, Gemma 3's is stretched twice, to 8 x 131,072 tokens; since, the factor stands
-            in one of two tables and is not found (srt/hf_transformers_utils.py `get_context_length`).
-        text_first: model types that read text alone unless `--enable-multimodal` is there; of `without_encoder` the encoder is
-            not loaded then (srt/configs/model_config.py, srt/models/mllama4.py; 0.4.9 to 0.5.17).
+        misread_lengths, text_first, without_encoder: model types, likewise.
     """
 
     graph_batches: tuple[tuple[float, int, int], ...] = ()
@@ -70,8 +63,8 @@ class StaticShare:
     spare_states: int = 0
     prompt_graphs: PromptGraphs | None = None
     misread_lengths: frozenset[str] = frozenset()
-    text_first: frozenset[str] = frozenset({"gemma3", "llama4", "step3_vl"})
-    without_encoder: frozenset[str] = frozenset({"llama4"})
+    text_first: frozenset[str] = frozenset()
+    without_encoder: frozenset[str] = frozenset()
 
     def find_lack(
         self, model: Architecture, gpu: Gpu, asked_len: int | str | None = None
@@ -154,35 +147,32 @@ class StaticShare:
 
 def static_share(version: Version) -> StaticShare:
     """Return SGLang's rules in a release."""
-    misread = frozenset({"gemma3"} if version < (0, 5, 10) else ())
+    told_apart = StaticShare(
+        windowed=types_with("windowed", version),
+        whole_on_blackwell=types_with("whole_on_blackwell", version),
+        stateful=types_with("stateful", version),
+        buffered=types_with("buffered", version),
+        misread_lengths=types_with("misread_length", version),
+        text_first=types_with("text_first", version),
+        without_encoder=types_with("without_encoder", version),
+    )
     if version < (0, 4, 8):
-        return StaticShare(
-            by_ranks=_BY_RANKS, by_memory=_ABOVE_80_GIB, state_share=None, misread_lengths=misread
-        )
+        return replace(told_apart, by_ranks=_BY_RANKS, by_memory=_ABOVE_80_GIB, state_share=None)
     if version < (0, 5, 3):
-        return StaticShare(by_memory=_BY_MEMORY, state_share=None, misread_lengths=misread)
+        return replace(told_apart, by_memory=_BY_MEMORY, state_share=None)
     small = (24, 80) if version >= (0, 5, 5) else (16, 80)
     if version >= (0, 5, 20):
         small = (48, 160)
     batches = (
         (20 * _K, 8, 8), (35 * _K, *small), (60 * _K, 32, 160), (160 * _K, 256, 512), (float("inf"), 512, 512),
     )  # fmt: skip
-    windowed = _WINDOWED_IN_8 if version >= (0, 5, 8) else frozenset[str]()
-    if version >= (0, 5, 9):
-        windowed = _WINDOWED_SINCE_12 if version >= (0, 5, 12) else _WINDOWED
-    if version >= (0, 5, 15):
-        windowed |= {"step3p7"}
-    return StaticShare(
+    return replace(
+        told_apart,
         graph_batches=batches,
-        windowed=windowed,
-        whole_on_blackwell=frozenset({"gpt_oss"} if version < (0, 5, 10) else ()),
         checks_windows=version >= (0, 5, 16),
         state_share=0.9 if version >= (0, 5, 4) else None,
-        stateful=_BUFFERED | {"kimi_k3", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h_omni"},
-        buffered=_buffered(version),
         spare_states=1 if version >= (0, 5, 17) else 0,
         prompt_graphs=prompt_graphs(version),
-        misread_lengths=misread,
     )
 
 
@@ -192,19 +182,6 @@ _ABOVE_80_GIB = ((float("inf"), 18.0, float("inf")),)
 _BY_MEMORY = (
     (35 * _K, 2.8, 10.0), (90 * _K, 9.5, 2.0), (160 * _K, 12.0, 2.0), (float("inf"), 32.0, float("inf")),
 )  # fmt: skip
-_BUFFERED = frozenset(
-    {"falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_next"}
-)
-_WINDOWED_IN_8 = frozenset({"gpt_oss", "llama4", "llama4_text"})
-_WINDOWED = frozenset({"gpt_oss", "llama4", "llama4_text", "mimo_v2_flash", "step3p5"})
-_WINDOWED_SINCE_12 = _WINDOWED | {"gemma4", "gemma4_text", "laguna"}
-
-
-def _buffered(version: Version) -> frozenset[str]:
-    if version < (0, 5, 14):
-        return frozenset()
-    more = {"kimi_linear"} if version >= (0, 5, 16) else set[str]()
-    return _BUFFERED | more | ({"kimi_k3"} if version >= (0, 5, 17) else set())
 
 
 def _encoder_factor(model: Architecture) -> float:
