@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.errors import UsageError
 from exo_inference.planner.engine_rules import EngineRules, rules_for
 
@@ -52,7 +53,7 @@ class EngineParameters:
             does); None where nobody says.
     """
 
-    engine: str = "vllm"
+    engine: str = GPU_ENGINE
     engine_version: str = LATEST_VLLM
     max_model_len: int | str | None = None
     gpu_memory_utilization: float | None = None
