@@ -63,8 +63,9 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     if build is not None:
         outer = {"projector_width": fields.outer.get("hidden_size"), **config}
         return build(ConfigFields(outer), text), True
-    if fields.model_type == "dots3_note":
-        return _dots3(audio, text), True
+    build = _OWN.get(fields.model_type)
+    if build is not None:
+        return build(audio, text), True
     if audio.model_type in _WHISPERS:
         return _whisper(audio, text), True
     if audio.get("downsample_hidden_size") and audio.get("num_mel_bins"):
@@ -139,3 +140,7 @@ def _plain(audio: ConfigFields, text: int) -> list[Weight]:
             _weight("conv", 4 * size, size, attention.copies),
         ]
     return [*weights, _weight("projector", text, size), _weight("projector2", text, text)]
+
+
+_OWN: Mapping[str, Callable[[ConfigFields, int], list[Weight]]] = {"dots3_note": _dots3}
+"""Model types with an encoder like no other's."""
