@@ -16,6 +16,8 @@ from exo_inference.errors import HubError
 
 BUILTIN_PREFIX = "exo/"
 FILE_PREFIX = "file:"
+PRIVATE_DIR = ".exo"
+"""In a model's directory, what is no file of the model: parts of downloads, and what was checked."""
 
 
 class InvalidModelName(HubError):

@@ -123,11 +123,10 @@ _BROKEN_LINE: tuple[type[Exception], ...] = (*HTTP_ERRORS, Interrupted, TooSlow)
 
 
 def partial_name(file: ModelFile, revision: str) -> str:
-    """Return a name that belongs to one content, so that resuming never mixes two."""
-    if file.sha256 or file.git_sha1:
-        return f"{file.sha256 or file.git_sha1}.{file.size_bytes}.part"
-    key = hashlib.sha256(f"{revision}\0{file.path}".encode()).hexdigest()
-    return f"{key}.part"
+    """Return a name that belongs to one file and one content: resuming never mixes two, and files of one content have one each."""
+    content = file.sha256 or file.git_sha1 or revision
+    key = hashlib.sha256(f"{content}\0{file.path}".encode()).hexdigest()
+    return f"{key}.{file.size_bytes}.part"
 
 
 def present_bytes(download: Download) -> int:

@@ -7,6 +7,7 @@ Source of the form: https://github.com/ggml-org/llama.cpp/blob/master/tools/serv
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -17,8 +18,12 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})")
 _TYPE = re.compile(
     r"(?:^|[-_.])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F(?:P)?(?:16|32)|MXFP4\w*))$", re.IGNORECASE
 )
+_ENDING = ".gguf"
+"""As the adapter in llama.cpp's image looks for it: in small letters."""
 _PROJECTOR = "mmproj"
 """In names of image encoders, which are files of their own."""
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What may stand behind the colon (`exo_inference/hub/__init__.py`)."""
 _MOST_SHOWN = 24
 
 
@@ -43,8 +48,8 @@ def choose_gguf(source: str, files: Sequence[ModelFile]) -> tuple[ModelFile, ...
             f"{repository} holds no GGUF file",
             hint=f"Create the model as {repository}, or choose a repository of GGUF files.",
         )
-    wanted = [stem for stem in found if _last(stem) == tag.lower()]
-    wanted = wanted or [stem for stem in found if _type_of(stem) == tag.lower()]
+    wanted = [stem for stem in found if PurePosixPath(stem).name.lower() == tag.lower()]
+    wanted = wanted or [stem for stem in found if _type_of(stem).lower() == tag.lower()]
     if len(wanted) != 1:
         many = f"{len(wanted)} GGUF files" if wanted else "no GGUF file"
         shown = {stem: found[stem] for stem in wanted} or found
@@ -52,7 +57,7 @@ def choose_gguf(source: str, files: Sequence[ModelFile]) -> tuple[ModelFile, ...
             f"{repository} holds {many} of the type {tag!r}", hint=name_one_of(repository, shown)
         )
     parts = found[wanted[0]]
-    _check_whole(repository, parts)
+    _check_whole(repository, wanted[0], parts)
     config = [file for file in files if file.path == CONFIG_NAME]
     return tuple(sorted([*config, *parts], key=lambda file: (file.size_bytes, file.path)))
 
@@ -61,40 +66,57 @@ def group_gguf(files: Iterable[ModelFile]) -> dict[str, list[ModelFile]]:
     """Return the parts of every GGUF file of a model, by its path without `.gguf`."""
     found: dict[str, list[ModelFile]] = {}
     for file in files:
-        if file.path.lower().endswith(".gguf") and _PROJECTOR not in file.path.lower():
-            path = file.path[: -len(".gguf")]
+        if file.path.endswith(_ENDING) and _PROJECTOR not in PurePosixPath(file.path).name.lower():
+            path = file.path.removesuffix(_ENDING)
             part = _PART.fullmatch(path)
             found.setdefault(part["stem"] if part else path, []).append(file)
     return found
 
 
 def name_one_of(repository: str, found: Mapping[str, Sequence[ModelFile]]) -> str:
-    """Return the next step: the names under which these files can be had, with their sizes."""
-    types = [_type_of(stem) for stem in found]
-    sizes = []
-    for stem, parts in sorted(found.items(), key=lambda each: sum(f.size_bytes for f in each[1])):
-        of_type = _TYPE.search(stem)
-        is_alone = of_type is not None and types.count(_type_of(stem)) == 1
-        tag = of_type[1] if of_type is not None and is_alone else PurePosixPath(stem).name
-        size = sum(file.size_bytes for file in parts)
-        sizes.append(f"{repository}:{tag}" + (f" ({size / 1e9:.2f} GB)" if size else ""))
-    more = f" and {len(sizes) - _MOST_SHOWN} more" if len(sizes) > _MOST_SHOWN else ""
-    return f"Create the model as one of: {', '.join(sizes[:_MOST_SHOWN])}{more}."
+    """Return the next step: the names under which these files can be had, the smallest first, with their sizes."""
+    sizes = {stem: sum(file.size_bytes for file in parts) for stem, parts in found.items()}
+    told = [
+        f"{repository}:{name}" + (f" ({sizes[stem] / 1e9:.2f} GB)" if sizes[stem] else "")
+        for stem, name in sorted(_names(found).items(), key=lambda each: (sizes[each[0]], each[0]))
+    ]
+    if not told:
+        return "The names of its files do not tell them apart: choose another repository."
+    more = f" and {len(told) - _MOST_SHOWN} more" if len(told) > _MOST_SHOWN else ""
+    return f"Create the model as one of: {', '.join(told[:_MOST_SHOWN])}{more}."
 
 
-def _last(stem: str) -> str:
-    return PurePosixPath(stem).name.lower()
+def _names(stems: Iterable[str]) -> dict[str, str]:
+    """Return by file what is to be written behind the colon for it alone; files that no name means alone are left out."""
+    files = {stem: (_type_of(stem), PurePosixPath(stem).name) for stem in stems}
+    types = Counter(kind.lower() for kind, _ in files.values())
+    names = Counter(name.lower() for _, name in files.values())
+    found = {}
+    for stem, (kind, name) in files.items():
+        is_of_type = types[kind.lower()] == 1 and not names[kind.lower()]
+        if is_of_type and _TAG.fullmatch(kind):
+            found[stem] = kind
+        elif names[name.lower()] == 1 and _TAG.fullmatch(name):
+            found[stem] = name
+    return found
 
 
 def _type_of(stem: str) -> str:
-    found = _TYPE.search(stem)
-    return _last(stem) if found is None else found[1].lower()
+    """Return the type that a file's name ends with, else that of its folder, else an empty text."""
+    path = PurePosixPath(stem)
+    found = _TYPE.search(path.name) or _TYPE.search(path.parent.name)
+    return "" if found is None else found[1]
 
 
-def _check_whole(repository: str, parts: Sequence[ModelFile]) -> None:
-    totals = [int(m["total"]) for file in parts if (m := _PART.fullmatch(file.path[:-5]))]
-    if totals and len(parts) != max(totals):
+def _check_whole(repository: str, stem: str, parts: Sequence[ModelFile]) -> None:
+    matches = [_PART.fullmatch(file.path.removesuffix(_ENDING)) for file in parts]
+    if len(parts) == 1 and matches[0] is None:
+        return
+    total = max((int(match["total"]) for match in matches if match is not None), default=0)
+    wanted = {f"{stem}-{number + 1:05}-of-{total:05}{_ENDING}" for number in range(total)}
+    if total != len(parts) or wanted != {file.path for file in parts}:
         raise ModelUnusable(
-            f"{repository} holds {len(parts)} of {max(totals)} parts of that GGUF file",
+            f"{repository} holds {sum(file.path in wanted for file in parts)} of {total} parts of that GGUF file, "
+            f"in {len(parts)} files of its name",
             hint="The upload is not finished, or failed: ask the authors, or use another revision.",
         )

@@ -29,6 +29,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from exo_inference.errors import HubError
 from exo_inference.hub.base import (
+    PRIVATE_DIR,
     FetchCancelled,
     ModelFile,
     ModelUnusable,
@@ -67,7 +68,7 @@ _RESOLVE_TIMEOUTS = 4
 _MAX_UNSIZED = 1000
 """Files whose size a mirror leaves out and that are asked for one by one; more take too long anyway."""
 _resolving = ThreadPoolExecutor(_NUM_RESOLVING, thread_name_prefix="hub-resolve")
-_PRIVATE_DIR = ".exo"
+
 _LIBRARY = "exo-inference"
 _LOCK_POLL_SECONDS = 0.2
 _SPARE_BYTES = 16 * 1024 * 1024
@@ -193,7 +194,7 @@ class HuggingFaceSource:
     def _fetch(
         self, model: ResolvedModel, directory: Path, token: str | None, progress: Progress
     ) -> Path:
-        private = directory / _PRIVATE_DIR
+        private = directory / PRIVATE_DIR
         with self._explained(model.source, model.revision, token, directory):
             private.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _locked(private / "lock", progress):
@@ -234,7 +235,7 @@ class HuggingFaceSource:
     def _download_of(
         self, model: ResolvedModel, file: ModelFile, directory: Path, token: str | None
     ) -> Download:
-        partial_dir = directory / _PRIVATE_DIR / "partial"
+        partial_dir = directory / PRIVATE_DIR / "partial"
         return Download(
             file=file,
             url=hf_hub_url(

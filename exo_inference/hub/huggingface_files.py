@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from exo_inference.hub.base import ModelFile, ModelUnusable
+from exo_inference.foreign_files.errors import shown
+from exo_inference.hub.base import PRIVATE_DIR, ModelFile, ModelUnusable
 from exo_inference.hub.gguf_files import choose_gguf, group_gguf, name_one_of, split_tag
 
 _SMALL_FILES = re.compile(
@@ -26,6 +27,7 @@ _SMALL_FILES = re.compile(
 )
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
 _ADAPTER = re.compile(r"adapter_.*\.safetensors")
+_MAX_FILES, _MAX_PATH = 20_000, 512
 _FOREIGN = {
     ".gguf": "GGUF",
     ".bin": "PyTorch .bin",
@@ -43,10 +45,13 @@ def choose_files(source: str, files: Sequence[ModelFile]) -> tuple[ModelFile, ..
     Raises:
         ModelUnusable: there is nothing an engine could load, or a name is not safe to write.
     """
+    if len(files) > _MAX_FILES:
+        raise ModelUnusable(
+            f"{source} holds {len(files):,} files, and a model has {_MAX_FILES:,} at most"
+        )
     for file in files:
-        parts = PurePosixPath(file.path).parts
-        if not parts or ".." in parts or file.path.startswith("/") or "\\" in file.path:
-            raise ModelUnusable(f"{source} holds a file with the unsafe name {file.path[:256]!r}")
+        if not _is_safe(file.path):
+            raise ModelUnusable(f"{source} holds a file with the unsafe name {shown(file.path)!r}")
     if split_tag(source)[1]:
         return choose_gguf(source, files)
     names = {file.path for file in files}
@@ -64,6 +69,13 @@ def choose_files(source: str, files: Sequence[ModelFile]) -> tuple[ModelFile, ..
         )
     chosen = [file for file in files if file.path in weights or _SMALL_FILES.fullmatch(file.path)]
     return tuple(sorted(chosen, key=lambda file: (file.size_bytes, file.path)))
+
+
+def _is_safe(path: str) -> bool:
+    """Whether a path of a stranger's repository can be written below a model's directory, and told."""
+    parts = PurePosixPath(path).parts
+    is_inside = bool(parts) and ".." not in parts and not path.startswith("/") and "\\" not in path
+    return is_inside and parts[0] != PRIVATE_DIR and path.isprintable() and len(path) <= _MAX_PATH
 
 
 def _choose_weights(source: str, names: set[str]) -> set[str]:

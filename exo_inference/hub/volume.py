@@ -14,6 +14,7 @@ from pathlib import Path
 
 from exo_inference.hub import BUILTIN_PREFIX, FILE_PREFIX, source_for
 from exo_inference.hub.base import (
+    PRIVATE_DIR,
     InvalidModelName,
     ModelFile,
     ModelUnusable,
@@ -104,7 +105,7 @@ def checksum_of(files: tuple[ModelFile, ...], directory: Path) -> str:
 
 def _copy(model: ResolvedModel, origin: Path, directory: Path) -> None:
     """Copy a model's files, each put in place only when it is whole."""
-    partial = directory / ".exo" / "partial"
+    partial = directory / PRIVATE_DIR / "partial"
     try:
         for file in model.files:
             target, copy = directory / file.path, partial / f"{file.sha256}.part"

@@ -148,3 +148,50 @@ async def test_a_model_is_planned_by_the_config_beside_its_file(repository: HubS
     assert found.quantization.default.name == "gguf-Q8_0"
     with pytest.raises(HubError, match="what GGUF files of the type UD-Q4_K_XL take is not known"):
         await fetch_architecture("acme/qwen-GGUF:UD-Q4_K_XL", endpoint=repository.url)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00005-of-00002.gguf"),
+        ("m-Q8_0-00001-of-00001.gguf", "m-Q8_0-00001-of-00002.gguf"),
+        ("m-Q8_0.gguf", "m-Q8_0-00001-of-00002.gguf"),
+    ],
+)
+def test_parts_are_all_of_one_file(paths: tuple[str, ...]) -> None:
+    with pytest.raises(ModelUnusable, match="parts of that GGUF file"):
+        chosen("Q8_0", [ModelFile(each, 5) for each in paths])
+
+
+@pytest.mark.parametrize(
+    "path", [".exo/partial/m-Q8_0.gguf", "a\x1b[2Jb.gguf", "\ud800.gguf", "a" * 600 + ".gguf"]
+)
+def test_names_that_cannot_be_written_or_told_are_refused(path: str) -> None:
+    with pytest.raises(ModelUnusable, match="unsafe name") as refused:
+        chosen("Q8_0", [ModelFile("m-Q8_0.gguf", 5), ModelFile(path, 5)])
+    assert refused.value.message.isprintable()
+    assert len(refused.value.message) < 400
+
+
+def test_a_repository_of_very_many_files_is_refused_and_one_of_many_is_looked_through_once() -> (
+    None
+):
+    many = [ModelFile(f"a{number}-Q8_0.gguf", number) for number in range(20_000)]
+    with pytest.raises(ModelUnusable, match="20000 GGUF files of the type"):
+        chosen("Q8_0", many)
+    with pytest.raises(ModelUnusable, match="20,001 files"):
+        chosen("Q8_0", [*many, ModelFile("b", 1)])
+
+
+def test_only_names_that_can_be_asked_for_are_told() -> None:
+    files = [
+        ModelFile(path, 5)
+        for path in ("Q8_0/model.gguf", "Q6_K/model.gguf", "with blank.gguf", "x+y.gguf")
+    ]
+    with pytest.raises(ModelUnusable) as refused:
+        chosen("Q2_K", files)
+    assert refused.value.hint is not None
+    assert "one of: acme/big-GGUF:Q6_K, acme/big-GGUF:Q8_0." in refused.value.hint.replace(
+        " (0.00 GB)", ""
+    )
+    assert chosen("Q8_0", files) == {"Q8_0/model.gguf"}

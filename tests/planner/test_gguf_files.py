@@ -14,6 +14,7 @@ from exo_inference.planner import (
     find_model,
     load_models,
     plan,
+    read_architecture,
     with_gguf,
 )
 from exo_inference.planner.model.quantization import gguf_type_of
@@ -61,3 +62,11 @@ def test_a_directory_with_parts_of_a_gguf_file_is_planned_by_them(tmp_path: Path
     assert model.quantization.default.name == "gguf-Q8_0"
     assert model.checkpoint_bytes is None  # eight bytes are not the whole file
     assert any("Q8_0 by its name" in note for note in model.notes)
+
+
+@pytest.mark.parametrize("name", ["m-Q4_K_M.gguf", "m-IQ1_S.gguf", "m-F32.gguf", "weird.gguf"])
+def test_no_less_is_counted_than_the_file_has(name: str) -> None:
+    model = read_architecture(load_models()["Qwen/Qwen3-8B"]["config"], name="m")
+    found = with_gguf(model, name, 500 * 10**9)
+    assert found.checkpoint_bytes == 500 * 10**9
+    assert any("more than its type explains" in note for note in found.notes)

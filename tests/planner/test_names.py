@@ -284,7 +284,7 @@ def test_a_quantization_whose_size_the_name_does_not_tell_is_refused(ending: str
 @pytest.mark.parametrize(
     ("name", "same"),
     [
-        ("me/Qwen3-8B-GGUF:Q4_K_M", "me/Qwen3-8B-Q4_K_M-GGUF"), ("Qwen/Qwen3-8B:bf16", "Qwen/Qwen3-8B-BF16-GGUF"),
+        ("me/Qwen3-8B-GGUF:Q4_K_M", "me/Qwen3-8B-Q4_K_M-GGUF"), ("Qwen/Qwen3-8B-GGUF:bf16", "Qwen/Qwen3-8B-BF16-GGUF"),
         ("ggml-org/gpt-oss-20b-GGUF:gpt-oss-20b-MXFP4", "ggml-org/gpt-oss-20b-MXFP4-GGUF"),
     ],
 )  # fmt: skip
@@ -293,6 +293,17 @@ def test_a_type_behind_a_colon_is_that_of_the_gguf_file(name: str, same: str) ->
     assert found.name == name
     assert found.quantization == other.quantization
     assert any(f"the checkpoint {name} itself is not known" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "repository", ["Qwen/Qwen3-14B", "Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-14B-FP8"]
+)
+def test_a_type_behind_a_repository_that_has_no_gguf_files_by_its_name_is_refused(
+    repository: str,
+) -> None:
+    with pytest.raises(UsageError, match=f"by its name {repository} has no GGUF files") as refused:
+        find_model(f"{repository}:Q4_K_M")
+    assert f"{repository}-GGUF:Q4_K_M" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(

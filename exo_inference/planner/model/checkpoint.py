@@ -166,10 +166,19 @@ def with_gguf(architecture: Architecture, file_name: str, num_bytes: int) -> Arc
         note = (
             f"{_UNKNOWN_TYPE} {file_name} is not known: weights are counted in {architecture.dtype}"
         )
-        return replace(architecture, notes=(*architecture.notes, note), weights_error=0.5)
+        unknown = replace(architecture, notes=(*architecture.notes, note), weights_error=0.5)
+        return replace(_at_least(unknown, num_bytes), weights_error=0.5)
     model = with_quantization(architecture, mix)
     note = f"weights are those of {file_name}, {mix} by its {'name' if gguf_type_of(file_name) else 'size'}"
     model = replace(model, notes=(*model.notes, note), weights_error=max(model.weights_error, 0.05))
     expected = stored_bytes(model)
     is_whole = abs(num_bytes / max(1.0, expected) - 1) <= 0.15
-    return with_total_bytes(model, num_bytes) if is_whole else model
+    return with_total_bytes(model, num_bytes) if is_whole else _at_least(model, num_bytes)
+
+
+def _at_least(model: Architecture, num_bytes: int) -> Architecture:
+    """Return the model with no fewer bytes than its file has: a name says less than a size."""
+    if num_bytes <= stored_bytes(model):
+        return model
+    note = f"its file has {num_bytes / 2**30:,.2f} GiB, more than its type explains: all of it is counted"
+    return with_total_bytes(replace(model, notes=(*model.notes, note)), num_bytes)

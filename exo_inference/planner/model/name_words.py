@@ -94,6 +94,9 @@ def why_no_name(name: str) -> tuple[str, str] | None:
     repository, colon, mix = name.partition(":")
     if not colon or mix.startswith("//"):
         return None
+    if repository and type_of_tag(mix) is not None and "gguf" not in repository.lower():
+        said = f"the model {name!r} is not in the bundled catalogue: by its name {repository} has no GGUF files"
+        return said, f"Name a repository of them, such as {repository}-GGUF:{mix}."
     if repository and mix:
         said = f"the model {name!r} is not in the bundled catalogue: {mix!r} is no type of GGUF files whose size is known"
         return said, f"Types are those of llama.cpp, such as {repository}:Q4_K_M."
@@ -109,10 +112,10 @@ def type_of_tag(tag: str) -> str | None:
 
 
 def typed_name(name: str) -> str | None:
-    """Return a name with the type of a GGUF file behind a colon (`ORG/NAME:Q4_K_M`) as one that has it within; None of others."""
+    """Return a name with the type of a GGUF file behind a colon (`ORG/NAME-GGUF:Q4_K_M`) as one that has it within; None of others."""
     repository, _, tag = name.partition(":")
     mix = type_of_tag(tag)
-    if not repository or mix is None:
+    if "gguf" not in repository.lower() or mix is None:
         return None
     bare = re.sub(r"[-_.]gguf$", "", repository, flags=re.IGNORECASE)
     return f"{bare}-{mix}-GGUF"

@@ -49,7 +49,8 @@ DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 14, 0)}
 """Methods that are refused without `--allow-deprecated-quantization`, and since when
 (`DEPRECATED_QUANTIZATION_METHODS` in model_executor/layers/quantization/__init__.py)."""
 
-_PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
+_PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin", "bitsandbytes": "vllm-bnb-plugin"}
+"""Where a method went that is gone (https://github.com/vllm-project/vllm/pull/43529: bitsandbytes)."""
 
 
 def check_release(model: Architecture, parameters: EngineParameters) -> list[Problem]:

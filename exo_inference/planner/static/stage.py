@@ -120,7 +120,7 @@ def _with_rests(weights: Component, gpu: Gpu) -> Component:
     size = weights.num_bytes + value
     source = f"{weights.source}; {each.value:g} GiB that loading leaves"
     return replace(
-        weights, num_bytes=size, low=int(size - down), high=int(size + up), source=source
+        weights, num_bytes=size, low=max(0, int(size - down)), high=int(size + up), source=source
     )
 
 
