@@ -207,6 +207,8 @@ def test_of_gguf_files_name_and_size_are_looked_at_and_nothing_is_opened(model: 
         file.write(b"GGUF" + b"\xff" * 64)  # a version, and counts, beyond all files
         file.truncate(2**40)
     os.mkfifo(model / "n-Q4_K_M.gguf")
-    assert "Q4_K_M by its name" in describe_model(model, "m").notes[-1]
+    by_name, by_size = describe_model(model, "m").notes[-2:]
+    assert "Q4_K_M by its name" in by_name
+    assert "more than its type explains" in by_size
     with pytest.raises(ForeignFileError, match=r"holds no \.safetensors file"):
         check_model(model)
