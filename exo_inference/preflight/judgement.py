@@ -136,6 +136,10 @@ class Judgement:
         return self.plan.verdict if self.plan is not None else Verdict.UNKNOWN
 
 
+MOST_LAYERS = 200
+"""Different layers of a model that ways out are looked for. A plan takes as long as it has of them, and ways are dozens of plans."""
+
+
 def judge(
     subject: Subject, *, with_advice: bool = True, other_gpus: tuple[Gpu, ...] | None = None
 ) -> Judgement:
@@ -149,6 +153,8 @@ def judge(
     Raises:
         UsageError: the release of the engine is not one that can be judged.
     """
+    if with_advice and subject.model is not None and len(subject.model.layer_counts) > MOST_LAYERS:
+        return _without_ways(judge(subject, with_advice=False))
     engine = get_engine(subject.engine)
     reading = read_flags(subject.flags, subject.engine, subject.reading_version)
     problems = unlisted_problems(reading, engine) if subject.is_unlisted else reading.problems
@@ -180,6 +186,15 @@ def judge(
     others = _not_reported(found.problems, rules, reading)
     judgement = Judgement(subject, reading, tuple(rules), _told(subject, found), others)
     return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
+
+
+def _without_ways(judgement: Judgement) -> Judgement:
+    """Add that no ways out and no improvements were looked for."""
+    if judgement.plan is None:
+        return judgement
+    note = f"ways out are looked for of models with up to {MOST_LAYERS} different layers"
+    found = replace(judgement.plan, notes=(*judgement.plan.notes, note))
+    return replace(judgement, plan=found)
 
 
 def _with_proposals(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.planner import Verdict, find_gpu, find_model, planning
+from exo_inference.planner import (
+    Verdict,
+    find_gpu,
+    find_model,
+    load_models,
+    planning,
+    read_architecture,
+)
 from exo_inference.preflight import (
     Subject,
     judge,
+    judgement,
     locate,
     locate_code,
     read_flags,
@@ -302,3 +310,23 @@ def test_a_plan_says_which_size_of_a_gpu_was_taken(gpu: str, notes: int) -> None
     for flags in ((), ("--no-such-flag",)):
         plan = to_wire(judge(subject(*flags, gpu=gpu), with_advice=False))
         assert sum("is taken for a100-80gb-sxm" in note for note in plan.notes) == notes
+
+
+@pytest.mark.parametrize("count", [judgement.MOST_LAYERS, judgement.MOST_LAYERS + 1])
+def test_ways_out_are_looked_for_of_so_many_different_layers_alone(count: int) -> None:
+    """A way is planned anew, and a plan takes as long as a stranger's config has different layers."""
+    config = {
+        **load_models()["nvidia/Llama-3_3-Nemotron-Super-49B-v1"]["config"],
+        "num_hidden_layers": count,
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 0.5 + number / 64}}
+            for number in range(count)
+        ],
+    }
+    model = read_architecture(config, name="me/many")
+    assert len(model.layer_counts) == count
+    found = judge(Subject(model, find_gpu("gpua5000"), 1))
+    assert found.verdict is Verdict.REFUSED
+    assert found.plan is not None
+    assert bool(found.advice) == (count == judgement.MOST_LAYERS)
+    assert (count > judgement.MOST_LAYERS) == any("ways out" in note for note in found.plan.notes)
