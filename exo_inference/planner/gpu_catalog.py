@@ -170,7 +170,7 @@ _COMMON_NAMES: Mapping[str, str] = {
     "h100": "h100-sxm", "h100-80gb": "h100-sxm", "h100-sxm5": "h100-sxm", "h100-80gb-hbm3": "h100-sxm",
     "h200-141gb": "h200", "v100": "v100-16gb", "rtx-pro-6000-blackwell": "rtx-pro-6000",
     "rtx-pro-6000-server": "rtx-pro-6000", "a5000": "rtx-a5000", "4090": "rtx-4090", "3090": "rtx-3090",
-    "5090": "rtx-5090", "3080-ti": "rtx-3080-ti", "3080ti": "rtx-3080-ti", "6000-ada": "rtx-6000-ada",
+    "5090": "rtx-5090", "3080-ti": "rtx-3080-ti", "6000-ada": "rtx-6000-ada",
     "a100-sxm4-80gb": "a100-80gb-sxm", "a100-sxm4-40gb": "a100-40gb-sxm", "l40s-48gb": "l40s",
 }  # fmt: skip
 
@@ -179,43 +179,32 @@ def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
     """Return a GPU by catalogue name, Exoscale family or common name (`H100`, `RTX 4090`).
 
     Args:
-        name: in any case, with or without the maker.
+        name: in any case, with or without the maker, with dashes, spaces or neither (`rtx4090`).
         extra: a user's own GPUs by name; they are preferred to the bundled ones.
 
     Raises:
         UsageError: there is no such GPU; the hint names the nearest.
     """
-    catalogue = load_gpus()
     wanted = _normalise(name)
     own = {_normalise(key): gpu for key, gpu in (extra or {}).items()}
     own = {**{_normalise(gpu.name): gpu for gpu in own.values()}, **own}
     if wanted in own:
         return own[wanted]
-    gpu = _named(wanted)
-    if gpu is not None:
+    if gpu := _named(wanted):
         return gpu if name == gpu.key else _with_sizes(gpu, wanted)
-    gpu = _sized(name, wanted)
-    if gpu is None:
-        near = _nearest(wanted, sorted({*own, *catalogue, *_COMMON_NAMES, *_by_alias()}))
-        offered = [gpu.family for gpu in families() if gpu.family]
-        others = [key for key, gpu in catalogue.items() if not gpu.family]
-        hint = (
-            f"Did you mean {' or '.join(near)}?"
-            if near
-            else f"Known: {', '.join([*own, *offered, *sorted(others)])}."
-        )
-        raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
-    return gpu
+    if gpu := _sized(name, wanted):
+        return gpu
+    near = _nearest(wanted, sorted({*own, *_by_name()}))
+    offered = [gpu.family for gpu in families() if gpu.family]
+    others = sorted(key for key, gpu in load_gpus().items() if not gpu.family)
+    known = f"Known: {', '.join([*own, *offered, *others])}."
+    hint = f"Did you mean {' or '.join(near)}?" if near else known
+    raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
 
 
 def _named(wanted: str) -> Gpu | None:
     """Return the GPU whose name, or one of them, this is in small letters."""
-    catalogue = load_gpus()
-    return (
-        catalogue.get(wanted)
-        or catalogue.get(_COMMON_NAMES.get(wanted, ""))
-        or _by_alias().get(wanted)
-    )
+    return _by_name().get(wanted) or _by_joined_name().get(wanted.replace("-", ""))
 
 
 _SIZE = re.compile(r"-(\d+)-?g(?:i?b)?(?=-|$)")
@@ -275,8 +264,9 @@ def _has_size(gpu: Gpu, size: int) -> bool:
 
 def _with_sizes(gpu: Gpu, wanted: str) -> Gpu:
     """Return a GPU with what it was taken for, where it is sold in several sizes and the name says none."""
-    series = _by_series().get(wanted, ())
-    others = [each for each in series if each.marketing_gb != gpu.marketing_gb]
+    joined = wanted.replace("-", "")
+    alike = (gpus for name, gpus in _by_series().items() if name.replace("-", "") == joined)
+    others = [each for each in next(alike, ()) if each.marketing_gb != gpu.marketing_gb]
     named = any(_SIZE.search(each.key) for each in (gpu, *others))
     if not others or not named:
         return gpu
@@ -340,12 +330,22 @@ def _entries() -> Mapping[str, Mapping[str, Any]]:
 
 
 @cache
-def _by_alias() -> Mapping[str, Gpu]:
-    found: dict[str, Gpu] = {}
+def _by_name() -> Mapping[str, Gpu]:
+    """Return the GPUs by all their names: those of the catalogue win over common names and aliases."""
+    gpus, found = load_gpus(), dict[str, Gpu]()
     for key, entry in _entries().items():
         for alias in [*entry["aliases"], entry["name"]]:
-            found[_normalise(alias)] = load_gpus()[key]
-    return found
+            found[_normalise(alias)] = gpus[key]
+    return {**found, **{name: gpus[key] for name, key in _COMMON_NAMES.items()}, **gpus}
+
+
+@cache
+def _by_joined_name() -> Mapping[str, Gpu]:
+    """Return the GPUs by their names written together (`rtx4090`), where two GPUs do not share one."""
+    meant: dict[str, dict[str, Gpu]] = {}
+    for name, gpu in _by_name().items():
+        meant.setdefault(name.replace("-", ""), {})[gpu.key] = gpu
+    return {name: next(iter(gpus.values())) for name, gpus in meant.items() if len(gpus) == 1}
 
 
 def _normalise(name: str) -> str:

@@ -19,6 +19,7 @@ from exo_inference.planner.gpu_catalog import GIB
         ("gpua5000", "rtx-a5000"), ("gpurtx6000pro", "rtx-pro-6000"), ("gpub300", "b300"), ("H100", "h100-sxm"),
         ("A100-80GB", "a100-80gb-sxm"), ("L4", "l4"), ("RTX 4090", "rtx-4090"), ("NVIDIA L40S", "l40s"),
         ("NVIDIA GB10 (DGX Spark)", "gb10"), ("rtx a5000 24gb", "rtx-a5000"),
+        ("rtx4090", "rtx-4090"), ("H100SXM", "h100-sxm"), ("rx7900xtx", "rx-7900-xtx"), ("RTX4090D", "rtx-4090-d"),
     ],
 )  # fmt: skip
 def test_a_gpu_is_found_by_the_names_people_use(name: str, key: str) -> None:
@@ -203,7 +204,8 @@ def test_a_size_in_a_name_counts(name: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("name", "taken", "other"),
     [
-        ("A100", "a100-80gb-sxm, of 80 GB", "a100-40gb-sxm (40 GB)"), ("V100", "v100-16gb, of 16 GB", "v100-32gb (32 GB)"),
+        ("A100", "a100-80gb-sxm, of 80 GB", "a100-40gb-sxm (40 GB)"), ("RTX4090", "rtx-4090, of 24 GB", "rtx-4090-48gb (48 GB)"),
+        ("V100", "v100-16gb, of 16 GB", "v100-32gb (32 GB)"),
         ("RTX 4060 Ti", "rtx-4060-ti-16gb, of 16 GB", "rtx-4060-ti-8gb (8 GB)"), ("RTX 4090", "rtx-4090, of 24 GB", "rtx-4090-48gb (48 GB)"),
         ("RTX 5060 Ti", "rtx-5060-ti-16gb, of 16 GB", "rtx-5060-ti-8gb (8 GB)"), ("RTX PRO 5000", "rtx-pro-5000, of 48 GB", "72gb (72 GB)"),
     ],
