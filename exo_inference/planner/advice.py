@@ -36,7 +36,7 @@ class Advice:
     Attributes:
         kinds: what changes (`flags`, which are those that a refusal names, `max-model-len`, `kv-cache-dtype`,
             `quantization`, `checkpoint`, `gpu-count`, `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`,
-            `gpu-layers`).
+            `gpu-layers`, `pipeline-parallel-size`).
         flags: to be pasted: the engine's flags that change, instead of those of the same name.
         options: to be pasted: the deployment's options that change (`--gpu-type`, `--gpu-count`,
             `--model-name`).

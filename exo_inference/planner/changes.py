@@ -18,6 +18,7 @@ from exo_inference.planner.planning import plan
 from exo_inference.planner.releases import prompts
 from exo_inference.planner.releases.checkpoints import lacks_allowance
 from exo_inference.planner.releases.own_code import own_code_values
+from exo_inference.planner.releases.splits import is_unsplit
 from exo_inference.planner.verdict import Plan
 
 UNCHANGED, SLIGHTLY, LESS = "unchanged", "slightly less exact", "less exact"
@@ -73,11 +74,13 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
     """
     if wanted.parameters.rules.static_share is not None:
         # What its other flags free is not sized.
+        yield from _stage_changes(wanted, before)
         yield from _count_changes(wanted, before)
         yield from _checkpoint_changes(wanted)
         yield from _family_changes(wanted, before, others)
         return
     yield from _flag_changes(wanted, before)
+    yield from _stage_changes(wanted, before)
     yield from _own_code_changes(wanted)
     yield from _state_changes(wanted, before)
     yield from _length_changes(wanted, before)
@@ -242,6 +245,20 @@ def _own_code_changes(wanted: Wanted) -> Iterator[Change]:
     if missing:
         changed = replace(wanted, parameters=wanted.parameters.with_values(missing))
         yield Change("flags", 0.1, "runs the code that comes with the model", changed)
+
+
+def _stage_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    """Give each GPU whole layers, where the engine does not split what the checkpoint has."""
+    ranks, parameters = before.ranks, wanted.parameters
+    if ranks.tensor == 1 or not is_unsplit(wanted.model, parameters.rules):
+        return
+    stages = ranks.tensor * ranks.pipeline
+    is_set = parameters.tensor_parallel_size is not None
+    sizes = {"pipeline_parallel_size": stages, "tensor_parallel_size": 1 if is_set else None}
+    effect = (
+        f"{stages} pipeline stages, one per GPU: a request passes through them one after the other"
+    )
+    yield Change("pipeline-parallel-size", 0.5, effect, wanted.with_flags(**sizes))
 
 
 def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
+from exo_inference.planner.checks import MAX_STAGES, check_quantization, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
@@ -86,7 +86,7 @@ def plan(
     )
     problems = [
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks, setting.dtype),
-        *check_quantization_flag(model, parameters),
+        *check_quantization(model, parameters, setting.ranks),
         *kernel_problems(setting),
         *check_class(model, setting.rules),
         *check_own_code(model, parameters),
