@@ -80,7 +80,7 @@ def test_chatglm_writes_though_its_class_is_called_a_model(name: str) -> None:
     ("name", "base"),
     [
         ("zai-org/GLM-4.5V-FP8", "zai-org/GLM-4.5V"),
-        ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4", "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16"),
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4", "mistralai/Mistral-Large-3-675B-Instruct-2512"),
         ("RedHatAI/Voxtral-Mini-3B-2507-FP8-dynamic", "mistralai/Voxtral-Mini-3B-2507"),
         ("meituan-longcat/LongCat-Flash-Chat-FP8", "meituan-longcat/LongCat-Flash-Chat"),
     ],
