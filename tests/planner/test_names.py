@@ -108,19 +108,6 @@ def test_a_further_model_is_sized_and_says_whether_it_was_counted(name: str) -> 
     assert name not in load_models()
 
 
-@pytest.mark.parametrize(
-    ("name", "gigabytes"),
-    [("Instruct-2512", 681), ("Instruct-2512-BF16", 1352), ("Base-2512", 1352)],
-)
-def test_a_name_without_a_form_is_planned_in_the_form_of_its_own_files(
-    name: str, gigabytes: int
-) -> None:
-    model = find_model(f"mistralai/Mistral-Large-3-675B-{name}")
-    found = plan(model, find_gpu("B300"), 8, EngineParameters(pipeline_parallel_size=8))
-    size = sum(stage.weights_bytes for stage in found.stages) / 1e9
-    assert size == pytest.approx(gigabytes, rel=0.01)
-
-
 def test_the_middle_of_a_name_names_the_models_that_have_all_of_it() -> None:
     with pytest.raises(UsageError) as caught:
         find_model("nvidia/Nemotron-3-Nano")
