@@ -107,9 +107,3 @@ def test_a_variant_of_a_model_whose_own_files_are_quantized_is_refused_unless_it
     assert base in (error.value.hint or "")
     assert (f"{name}-BF16" in (error.value.hint or "")) is name.startswith("me/")
     assert find_model(f"{name}-BF16").quantization is None
-
-
-def test_a_base_model_of_unknown_form_is_told_which_names_are_known() -> None:
-    with pytest.raises(UsageError) as caught:
-        find_model("deepseek-ai/DeepSeek-V3.1-Base")
-    assert "deepseek-ai/DeepSeek-V3-Base" in (caught.value.hint or "")
