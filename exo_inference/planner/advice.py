@@ -207,6 +207,8 @@ def _try(
 
 def _together(wanted: Wanted, changes: tuple[Change, ...]) -> Wanted:
     """Apply to `wanted` everything that one of the changes differs from it in."""
+    if len(changes) == 1:
+        return changes[0].wanted
     result = wanted
     for change in changes:
         other = change.wanted

@@ -90,7 +90,7 @@ def _check_ranks(
     # KV heads are repeated where there are fewer than GPUs, so either may divide the other.
     heads = {
         layer.kv.num_heads
-        for layer in model.layers
+        for layer, _ in model.layer_counts
         if layer.kv is not None and _splits(layer.kv.kind)
     }
     for count in sorted(heads):
