@@ -39,7 +39,13 @@ def weight_names(names: Iterable[str]) -> list[str]:
     return [name for name in found if not name.startswith("consolidated")] or found
 
 
-def gguf_parts(names: Iterable[str]) -> list[str]:
-    """Return the parts of one GGUF file: of several, the engine loads the one that it is told."""
-    packed = sorted(name for name in names if name.endswith(".gguf"))
-    return [name for name in packed if _PART.sub("", name) == _PART.sub("", packed[0])]
+def gguf_parts(paths: Iterable[str]) -> list[str]:
+    """Return the parts of one GGUF file: of several, the engine loads the one that it is told, else the first.
+
+    An encoder of images lies beside the weights in a file of its own, and is taken where there is nothing else.
+    """
+    packed = sorted(
+        (path for path in paths if path.endswith(".gguf")), key=lambda path: path.split("/")
+    )
+    packed = [path for path in packed if "mmproj" not in path.rpartition("/")[2]] or packed
+    return [path for path in packed if _PART.sub("", path) == _PART.sub("", packed[0])]

@@ -24,7 +24,9 @@ MAX_ITEMS = 4_000_000
 MAX_DIGITS = 40
 """Of one number. Some tokenizers write 10^30 for "no limit"."""
 MAX_FILES = 4096
-"""In one folder."""
+"""In one folder, and in all that are looked through together."""
+MAX_FOLDER_DEPTH = 4
+"""Of folders in a model's directory; those of GGUF files in use are one deep."""
 
 
 @contextmanager
@@ -93,6 +95,26 @@ def list_files(directory: Path) -> list[os.DirEntry[str]]:
         )
     visible = (each for each in found if not each.name.startswith("."))
     return sorted(visible, key=lambda each: each.name)
+
+
+def list_tree(directory: Path) -> dict[str, os.DirEntry[str]]:
+    """Return what lies in a folder and in the folders in it, by path, without hidden entries.
+
+    Looks at `MAX_FILES` and to `MAX_FOLDER_DEPTH` at most, follows no links to folders, and passes over those it cannot read.
+    """
+    found: dict[str, os.DirEntry[str]] = {}
+    folders = [("", directory)]
+    for prefix, folder in folders:
+        try:
+            entries = list_files(folder)
+        except ForeignFileError:
+            continue
+        for each in entries[: MAX_FILES - len(found)]:
+            if not each.is_dir(follow_symlinks=False):
+                found[prefix + each.name] = each
+            elif prefix.count("/") < MAX_FOLDER_DEPTH and len(folders) < MAX_FILES:
+                folders.append((f"{prefix}{each.name}/", folder / each.name))
+    return found
 
 
 def parse_object(data: bytes, name: str, *, allows_constants: bool = True) -> dict[str, Any]:

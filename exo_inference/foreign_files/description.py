@@ -1,7 +1,7 @@
 """Reads what the files of a model say about it, for the planner: descriptions alone, never weights.
 
 config.json, hf_quant_config.json, the index, and of each safetensors file the header; of a GGUF file
-its name and size. Runs in the child.
+its name and size, also in a folder of the directory. Runs in the child.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exo_inference.foreign_files.bounded_reads import list_files, parse_object, read_regular
+from exo_inference.foreign_files.bounded_reads import (
+    list_files,
+    list_tree,
+    parse_object,
+    read_regular,
+)
 from exo_inference.foreign_files.config_bounds import check_counts
 from exo_inference.foreign_files.errors import ForeignFileError, MissingFile
 from exo_inference.foreign_files.safetensors import parse_header, read_tensors
@@ -107,12 +112,12 @@ def _shards(index: Mapping[str, Any] | None) -> list[str]:
 
 def _with_weights(model: Architecture, directory: Path) -> Architecture:
     """Lay the sizes of a checkpoint over its architecture; its files beat its index."""
-    sizes = {each.name: each for each in list_files(directory)}
-    if weights := weight_names(sizes):
+    if weights := weight_names(each.name for each in list_files(directory)):
         tensors = (tensor for name in weights for tensor in read_tensors(directory / name))
         return with_tensors(model, tensors)
-    if parts := gguf_parts(sizes):
-        return with_gguf(model, parts[0], sum(sizes[each].stat().st_size for each in parts))
+    files = list_tree(directory)  # types of GGUF often have folders of their own
+    if parts := gguf_parts(files):
+        return with_gguf(model, parts[0], sum(files[each].stat().st_size for each in parts))
     index = _try_object(directory / INDEX_NAME)
     return model if index is None else with_index(model, index)
 

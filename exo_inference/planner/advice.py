@@ -36,10 +36,10 @@ class Advice:
     Attributes:
         kinds: what changes (`flags`, which are those that a refusal names, `max-model-len`, `kv-cache-dtype`,
             `quantization`, `checkpoint`, `gpu-count`, `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`,
-            `gpu-layers`).
+            `gpu-layers`, `pipeline-parallel-size`, `engine-version`).
         flags: to be pasted: the engine's flags that change, instead of those of the same name.
         options: to be pasted: the deployment's options that change (`--gpu-type`, `--gpu-count`,
-            `--model-name`).
+            `--model-name`, `--inference-engine-version`).
         effect: what it changes and costs, in words.
         quality: of the answers: `unchanged`, `slightly less exact` or `less exact`.
         usd_per_hour_change: difference in price, None where a price is unknown.
@@ -68,6 +68,7 @@ def advise(
     *,
     limit: int = 8,
     other_gpus: tuple[Gpu, ...] | None = None,
+    releases: tuple[str, ...] = (),
     draft: Architecture | None = None,
     free_bytes: int | None = None,
 ) -> tuple[Advice, ...]:
@@ -80,6 +81,7 @@ def advise(
         parameters: the flags that were asked for.
         limit: how many to return.
         other_gpus: GPUs that may be taken instead; by default Exoscale's families.
+        releases: of the engine, that may be taken instead.
         draft: as `plan` takes it.
         free_bytes: as `plan` takes it; not known for another kind of GPU.
 
@@ -91,7 +93,7 @@ def advise(
     if before.verdict in (Verdict.FITS, Verdict.UNKNOWN):
         return ()
     others = families() if other_gpus is None else other_gpus
-    candidates = _by_cost(list(single_changes(wanted, before, others)))
+    candidates = _by_cost(list(single_changes(wanted, before, others, releases)))
     if lacks_states(before) or names_flags(before):  # which flags alone mend
         candidates.sort(key=lambda changes: bool(_kinds(changes) & _OTHER_THAN_FLAGS))
     sure = _found(wanted, before, candidates, limit, Verdict.FITS)
@@ -205,6 +207,8 @@ def _try(
 
 def _together(wanted: Wanted, changes: tuple[Change, ...]) -> Wanted:
     """Apply to `wanted` everything that one of the changes differs from it in."""
+    if len(changes) == 1:
+        return changes[0].wanted
     result = wanted
     for change in changes:
         other = change.wanted
@@ -263,6 +267,8 @@ def _new_options(before: Wanted, after: Wanted) -> tuple[str, ...]:
         options.append(f"--gpu-count={after.gpu_count}")
     if after.model is not before.model:
         options.append(f"--model-name={after.model.name}")
+    if after.parameters.engine_version != before.parameters.engine_version:
+        options.append(f"--inference-engine-version={after.parameters.engine_version}")
     return tuple(options)
 
 

@@ -353,10 +353,11 @@ def _check_form(name: str, base: str) -> None:
     own = read_entry(base).quantization
     if own is not None:
         said = f"the files of {base} are in {own.default.name} and the name does not say what its own are in"
-        error = _unknown(name, [base], said)
-        raise UsageError(
-            error.message, hint=f"{error.hint} Or write it into the name: {name}-BF16."
-        )
+        step = f"Or write it into the name: {name}-BF16."
+        if name.partition("/")[0] == base.partition("/")[0]:  # whose names are published, or not
+            step = "Else its config.json says it: give that with --model."
+        error = _unknown(name, list(dict.fromkeys([base, *_nearest(name)]))[:3], said)
+        raise UsageError(error.message, hint=f"{error.hint} {step}")
 
 
 def _check_fine_tune(name: str, base: str, extra: list[str]) -> None:

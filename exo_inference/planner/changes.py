@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
+from exo_inference.planner.engine_rules import parse_version
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.releases import prompts
 from exo_inference.planner.releases.checkpoints import lacks_allowance
+from exo_inference.planner.releases.gpus import row_of
 from exo_inference.planner.releases.own_code import own_code_values
+from exo_inference.planner.releases.splits import is_unsplit
 from exo_inference.planner.verdict import Plan
 
 UNCHANGED, SLIGHTLY, LESS = "unchanged", "slightly less exact", "less exact"
@@ -63,22 +66,28 @@ class Change:
     quality: str = UNCHANGED
 
 
-def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Iterator[Change]:
+def single_changes(
+    wanted: Wanted, before: Plan, others: tuple[Gpu, ...], releases: tuple[str, ...] = ()
+) -> Iterator[Change]:
     """Yield every change that this engine knows.
 
     Args:
         wanted: what was asked for.
         before: its plan.
         others: GPUs that may be taken instead.
+        releases: of the engine, that may be taken instead.
     """
     if wanted.parameters.rules.static_share is not None:
         # What its other flags free is not sized.
+        yield from _stage_changes(wanted, before)
         yield from _count_changes(wanted, before)
         yield from _checkpoint_changes(wanted)
         yield from _family_changes(wanted, before, others)
         return
     yield from _flag_changes(wanted, before)
+    yield from _stage_changes(wanted, before)
     yield from _own_code_changes(wanted)
+    yield from _release_changes(wanted, releases)
     yield from _state_changes(wanted, before)
     yield from _length_changes(wanted, before)
     yield from _overhead_changes(wanted, before)
@@ -134,6 +143,21 @@ def _flag_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 
 
 _LESS_EXACT = frozenset({"dtype", "quantization", "kv_cache_dtype"})
+
+
+def _release_changes(wanted: Wanted, releases: tuple[str, ...]) -> Iterator[Change]:
+    """Take the newest release with kernels for the GPU, where the one that was asked for has none."""
+    rules = wanted.parameters.rules
+    served = row_of(wanted.gpu, rules)
+    if served is None or served.has(rules.version):
+        return
+    known = {version: each for each in releases if (version := parse_version(each)) is not None}
+    able = [version for version in known if served.has(version)]
+    if able:
+        release = known[max(able)]
+        effect = f"{rules.title} {release}, the newest with kernels for {wanted.gpu.name}, instead of {rules.release}"
+        changed = wanted.with_flags(engine_version=release)
+        yield Change("engine-version", 1.0, effect, changed)
 
 
 def _state_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
@@ -242,6 +266,20 @@ def _own_code_changes(wanted: Wanted) -> Iterator[Change]:
     if missing:
         changed = replace(wanted, parameters=wanted.parameters.with_values(missing))
         yield Change("flags", 0.1, "runs the code that comes with the model", changed)
+
+
+def _stage_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    """Give each GPU whole layers, where the engine does not split what the checkpoint has."""
+    ranks, parameters = before.ranks, wanted.parameters
+    if ranks.tensor == 1 or not is_unsplit(wanted.model, parameters.rules):
+        return
+    stages = ranks.tensor * ranks.pipeline
+    is_set = parameters.tensor_parallel_size is not None
+    sizes = {"pipeline_parallel_size": stages, "tensor_parallel_size": 1 if is_set else None}
+    effect = (
+        f"{stages} pipeline stages, one per GPU: a request passes through them one after the other"
+    )
+    yield Change("pipeline-parallel-size", 0.5, effect, wanted.with_flags(**sizes))
 
 
 def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:

@@ -22,6 +22,7 @@ from exo_inference.planner.releases.dtypes import check_dtype
 from exo_inference.planner.releases.gpus import check_gpu
 from exo_inference.planner.releases.prompts import is_whole
 from exo_inference.planner.releases.sparse import check_sparse
+from exo_inference.planner.releases.splits import check_split
 from exo_inference.planner.static.cache_types import type_problems
 
 MAX_STAGES = 64
@@ -89,7 +90,7 @@ def _check_ranks(
     # KV heads are repeated where there are fewer than GPUs, so either may divide the other.
     heads = {
         layer.kv.num_heads
-        for layer in model.layers
+        for layer, _ in model.layer_counts
         if layer.kv is not None and _splits(layer.kv.kind)
     }
     for count in sorted(heads):
@@ -325,15 +326,25 @@ _METHODS = frozenset(
 """What config.json says; other names were read from a model's name, and the checkpoint is not known."""
 
 
-def check_quantization_flag(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+def check_quantization(
+    model: Architecture, parameters: EngineParameters, ranks: Ranks
+) -> list[Problem]:
+    """Check how the checkpoint is quantized against the GPUs that share it, the release and the flag.
+
+    Args:
+        model: as the checkpoint is, before `--quantization` is applied.
+        parameters: the flags.
+        ranks: the GPUs.
+    """
+    split = check_split(model, ranks, parameters.rules)
+    return [*split, *_check_quantization_flag(model, parameters)]
+
+
+def _check_quantization_flag(model: Architecture, parameters: EngineParameters) -> list[Problem]:
     """Check --quantization against the checkpoint, as vLLM does (config/model.py `_verify_quantization`).
 
     Where the checkpoint has no such settings, it stops with "Cannot find the config file" (weight_utils.py).
     An engine that reads no quantized checkpoint may quantize a plain one.
-
-    Args:
-        model: as the checkpoint is, before the flag is applied.
-        parameters: the flags.
     """
     rules = parameters.rules
     if rules.static_share is not None:

@@ -23,6 +23,7 @@ from exo_inference.planner.releases.own_code import OWN_CODE, OwnCode
 from exo_inference.planner.releases.prompts import VLLM_PROMPTS, WholePrompts
 from exo_inference.planner.releases.sglang import SGLANG_CLASSES, SGLANG_GPUS
 from exo_inference.planner.releases.sparse import SPARSE
+from exo_inference.planner.releases.splits import SGLANG_UNSPLIT, VLLM_UNSPLIT, Unsplit
 from exo_inference.planner.static.flags import FLAGS, UNPLANNED
 from exo_inference.planner.static.share import StaticShare, static_share
 
@@ -105,6 +106,7 @@ class EngineRules:
         own_code: classes to name of model types whose code comes with the model, which it runs only if told to.
         gpus: of kinds of GPUs, which releases have kernels for them; kinds that are not here are served by all.
         sparse_gpus: of kinds of GPUs, which releases read latents over an index there; none of other kinds. Empty: all do.
+        unsplit: methods whose stored weights it does not split over tensor-parallel GPUs.
         dtypes: which number types it takes.
         pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         takes_longrope: without --max-model-len the context is all that LongRoPE stretches to.
@@ -191,6 +193,7 @@ class EngineRules:
     own_code: Mapping[str, OwnCode] = field(default_factory=dict)
     gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
     sparse_gpus: Mapping[GpuKind, Served] = field(default_factory=dict)
+    unsplit: Mapping[str, Unsplit] = field(default_factory=dict)
     dtypes: Dtypes = field(default_factory=Dtypes)
     pools_without_cache: bool = False
     takes_longrope: bool = False
@@ -316,6 +319,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         own_code=OWN_CODE,
         gpus=GPUS,
         sparse_gpus=SPARSE,
+        unsplit=VLLM_UNSPLIT,
         dtypes=vllm_dtypes(version),
         chooses_cache_type=True,
         takes_cache_since={"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)},
@@ -394,6 +398,7 @@ def _sglang(version: Version, _: str) -> EngineRules:
         quantizes=True,
         classes=SGLANG_CLASSES,
         gpus=SGLANG_GPUS,
+        unsplit=SGLANG_UNSPLIT,
         chooses_cache_type=True,
         spans_gpus=True,
         takes_longrope=True,

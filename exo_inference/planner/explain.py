@@ -15,6 +15,7 @@ from exo_inference.planner.explain_step import (
     KINDS,
     Step,
     gib,
+    left,
     part_name,
     per_token,
     with_band,
@@ -185,9 +186,10 @@ def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
     used = [each for each in basis.stage.components if each.is_in_budget and each.num_bytes]
     taken = " - ".join(f"{gib(each.num_bytes)} {each.name}" for each in used)
     formula = f"{gib(result.budget_bytes_per_gpu)} - {taken}{_cache_override(setting)}"
-    band = f" ({gib(result.available_kv_bytes_low)} to {gib(result.available_kv_bytes_high)})"
+    band = f" ({left(result.available_kv_bytes_low)} to {left(result.available_kv_bytes_high)})"
+    found = result.available_kv_bytes_per_gpu
     yield Step(
-        "Available for the KV cache", formula, with_bytes(result.available_kv_bytes_per_gpu) + band,
+        "Available for the KV cache", formula, with_bytes(abs(found)) + (" too little" if found < 0 else "") + band,
         "the band adds the components' bands as squares",
     )  # fmt: skip
 
@@ -287,7 +289,7 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
     null = "; one block is kept back" if setting.rules.reserves_null_block else ""
     fewest = "; the stage with the fewest counts" if setting.ranks.pipeline > 1 else ""
     yield Step(
-        "Blocks", f"{result.available_kv_bytes_per_gpu:,} bytes / {layout.bytes_per_block:,}{null}{fewest}",
+        "Blocks", f"{max(0, result.available_kv_bytes_per_gpu):,} bytes / {layout.bytes_per_block:,}{null}{fewest}",
         f"{result.num_kv_blocks:,} blocks", setting.rules.cache_source,
     )  # fmt: skip
     needed = result.needed_kv_bytes_per_gpu // layout.bytes_per_block

@@ -55,6 +55,11 @@ def gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB" if abs(size) >= GIB / 20 else f"{size / MIB:.2f} MiB"
 
 
+def left(size: float) -> str:
+    """Return what is left, or how much is missing."""
+    return gib(size) if size >= 0 else f"{gib(-size)} too little"
+
+
 def with_bytes(size: int) -> str:
     """Return a size with its bytes."""
     return f"{gib(size)} ({size:,} bytes)"

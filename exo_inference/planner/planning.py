@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
+from exo_inference.planner.checks import MAX_STAGES, check_quantization, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
@@ -44,6 +44,14 @@ from exo_inference.planner.profile_run import activations_component, profile_bat
 from exo_inference.planner.releases.classes import check_class
 from exo_inference.planner.releases.own_code import check_own_code
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
+from exo_inference.planner.room.blocks import Room, find_room, num_blocks
+from exo_inference.planner.room.shortage import (
+    cache_size_problem,
+    free_memory_problem,
+    is_tight,
+    memory_problems,
+    tight_problems,
+)
 from exo_inference.planner.speed.basis import speed_inputs
 from exo_inference.planner.speed.processor import speed_of
 from exo_inference.planner.static.rest import most_requests, rest_note, rest_problems, type_notes
@@ -86,7 +94,7 @@ def plan(
     )
     problems = [
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks, setting.dtype),
-        *check_quantization_flag(model, parameters),
+        *check_quantization(model, parameters, setting.ranks),
         *kernel_problems(setting),
         *check_class(model, setting.rules),
         *check_own_code(model, parameters),
@@ -197,62 +205,14 @@ def _headroom(stage: Stage) -> float:
     return stage.available / stage.layout.bytes_per_block if stage.layout is not None else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """What the cache holds: blocks at hand (and at worst and best), and what is asked of them."""
-
-    blocks: int
-    low_blocks: int
-    high_blocks: int
-    needed_blocks: int
-    length: int
-    largest: int
-    safe: int
-    adapts: bool = False
-    """The engine takes a shorter context where this one does not fit."""
-
-
-def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _Room:
-    blocks, low, high = (
-        min((_num_blocks(setting, stage, amount) for stage in stages), default=0)
-        for amount in ("available", "low", "high")
-    )
-    layout, tokens, length = limiting.layout, setting.max_num_batched_tokens, setting.max_model_len
-    if layout is None:
-        longest = min(length, setting.model.max_model_len or length)
-        return _Room(blocks, low, high, 0, length, longest, longest)
-    model = setting.model
-    own = model.max_model_len or length
-    own = max(own, min(length, model.longest_model_len or own))  # LongRoPE may be asked for more
-    largest = layout.longest_request(blocks, tokens, own)
-    safe = layout.longest_request(low, tokens, own)
-    static = setting.rules.static_share  # which answers longer requests alone with an error
-    shrinks = setting.rules.shrinks_length and setting.parameters.max_model_len is None
-    adapts = setting.asks_auto or shrinks or static is not None
-    if adapts:
-        length = max(1, min(length, largest))
-    needed = layout.blocks_for(length, tokens)
-    return _Room(blocks, low, high, needed, length, largest, safe, adapts)
-
-
-def _verdict(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict:
+def _verdict(problems: Sequence[Problem], limiting: Stage, room: Room) -> Verdict:
     if any(problem.refuses for problem in problems):
         return Verdict.REFUSED
-    is_short = room.low_blocks < room.needed_blocks and not (room.adapts and room.safe > 0)
-    if is_short or limiting.low <= 0:
+    if is_tight(limiting, room):
         return Verdict.TIGHT
     if any(problem.code in (state_blocks.CODE, GRAPHS_CODE) for problem in problems):
         return Verdict.TIGHT
     return Verdict.FITS
-
-
-def _free_memory_problem(setting: Setting, budget: int) -> list[Problem]:
-    free = setting.free_bytes
-    takes_free = setting.rules.static_share is not None  # a share of that, whatever it is
-    if free is None or budget <= free or takes_free or setting.gpu.vendor == "cpu":
-        return []
-    detail = f"{_gib(free)} are free on each GPU, {_gib(budget)} are wanted at the start"
-    return [Problem("free-memory", f"{detail} (gpu-memory-utilization of the total)")]
 
 
 def _conclude(
@@ -262,13 +222,13 @@ def _conclude(
     problems: list[Problem],
 ) -> Plan:
     # The stage with the least memory left decides for all: each stage holds the cache of every request.
-    layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
+    layout, gpu, room = limiting.layout, setting.gpu, find_room(setting, stages, limiting)
     static = setting.rules.static_share
     has_check = state_blocks.checks_states(setting, stages)
-    is_tight = has_check and setting.max_num_seqs > room.low_blocks  # at any length
-    told = replace(room, safe=0) if is_tight or _graph_problems(setting, limiting) else room
-    problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, told)
-    problems += _free_memory_problem(setting, limiting.budget)
+    lacks_states = has_check and setting.max_num_seqs > room.low_blocks  # at any length
+    told = replace(room, safe=0) if lacks_states or _graph_problems(setting, limiting) else room
+    problems += cache_size_problem(setting, limiting) or memory_problems(setting, limiting, told)
+    problems += free_memory_problem(setting, limiting.budget)
     if static is not None:
         problems += rest_problems(setting, limiting)
     if has_check and limiting.high > 0:  # else the lack of memory is said already
@@ -277,6 +237,7 @@ def _conclude(
         problems += state_blocks.state_problems(setting.max_num_seqs, *blocks, shorter)
     if not any(problem.refuses for problem in problems):
         problems += _graph_problems(setting, limiting)
+        problems += tight_problems(setting, limiting, room)
     verdict = _verdict(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
@@ -331,7 +292,7 @@ def _notes(setting: Setting) -> tuple[str, ...]:
     return (*own, *communication_notes(setting))
 
 
-def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
+def _with_cache(sized: Plan, layout: KvLayout, room: Room) -> Plan:
     return replace(
         sized,
         needed_kv_bytes_per_gpu=room.needed_blocks * layout.bytes_per_block,
@@ -343,56 +304,8 @@ def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
 
 def _stage_plan(setting: Setting, index: int, stage: Stage) -> StagePlan:
     sizes = stage_sizes(len(setting.model.layers), setting.ranks.pipeline)
-    blocks = _num_blocks(setting, stage, "available") if stage.layout is not None else 0
+    blocks = num_blocks(setting, stage, "available") if stage.layout is not None else 0
     return StagePlan(sizes[index], stage.components[0].num_bytes, stage.available, blocks)
-
-
-def _num_blocks(setting: Setting, stage: Stage, amount: str) -> int:
-    if stage.layout is None:
-        return 2**40
-    blocks = int(getattr(stage, amount)) // stage.layout.bytes_per_block
-    return max(0, blocks - (1 if setting.rules.reserves_null_block else 0))
-
-
-def _memory_problems(setting: Setting, stage: Stage, room: _Room) -> list[Problem]:
-    """Say what the engine would refuse for lack of memory, even in the best case."""
-    share = f"{_gib(stage.budget)} of {_gib(setting.gpu.reported_bytes)}"
-    each = "" if setting.gpu.vendor == "cpu" else " per GPU"
-    if stage.high <= 0:
-        used = _gib(stage.budget - stage.available)
-        detail = f"weights and overheads take {used}{each}, the engine may use {share}"
-        return [Problem("memory", f"{detail}: nothing is left for the KV cache")]
-    if room.high_blocks >= room.needed_blocks or stage.layout is None:
-        return []
-    need = room.needed_blocks * stage.layout.bytes_per_block
-    detail = f"one request of {room.length} tokens needs {_gib(need)} of KV cache{each}, "
-    if stage.high == setting.parameters.kv_cache_memory_bytes:
-        detail += f"--kv-cache-memory-bytes is {stage.high}; set {need} or more, or leave it out"
-        return [Problem("memory", detail, says_step=True)]
-    detail += f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
-    return [Problem("memory", detail + _longest_text(room))]
-
-
-def _longest_text(room: _Room) -> str:
-    """Return the longest context, at the middle of the estimate and for sure."""
-    if room.largest <= 0:
-        return ""
-    safe = f"; --max-model-len={room.safe} is safe" if room.safe > 0 else ""
-    return f"; about {room.largest} tokens fit at the middle of the estimate{safe}"
-
-
-def _cache_size_problem(setting: Setting, stage: Stage) -> list[Problem]:
-    """Check --kv-cache-memory-bytes against the whole GPU, which is what bounds it."""
-    asked = setting.parameters.kv_cache_memory_bytes
-    if asked is None or setting.gpu.vendor == "cpu" or stage.high >= asked:
-        return []
-    room = max(0, stage.available)
-    left = f"{_gib(room)} of {_gib(setting.gpu.reported_bytes)} are left per GPU"
-    detail = (
-        f"--kv-cache-memory-bytes is {asked} ({_gib(asked)}), {left} beside weights and overheads"
-    )
-    step = f"set --kv-cache-memory-bytes={stage.low} or less" if stage.low > 0 else "use more GPUs"
-    return [Problem("memory", f"{detail}: {step}", says_step=stage.low > 0)]
 
 
 def _capacity(
@@ -442,7 +355,3 @@ def _left_alone(setting: Setting, stage: Stage) -> tuple[int, str]:
     if rest == outside:
         return rest, f"outside {flag}, not used by the engine's own pool"
     return rest, "what no flag gives to the cache"
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB"

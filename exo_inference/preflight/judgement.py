@@ -21,7 +21,7 @@ from exo_inference.engines.flags.catalogue import judging_release
 from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
-from exo_inference.engines.registry import flags_release
+from exo_inference.engines.registry import flags_release, releases_of
 from exo_inference.planner import (
     Advice,
     Architecture,
@@ -210,15 +210,26 @@ def _with_proposals(
     improvements: tuple[Improvement, ...] = ()
     if found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
         advice = advise(
-            subject.model, subject.gpu, subject.gpu_count, parameters,
-            other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
+            subject.model, subject.gpu, subject.gpu_count, parameters, other_gpus=other_gpus,
+            releases=releases_of(subject.engine), draft=subject.draft, free_bytes=subject.free_bytes,
         )  # fmt: skip
+        advice = tuple(each for each in advice if _is_read(subject, found, each))
     elif found.verdict is Verdict.FITS and not judgement.flag_problems:
         improvements = improve(
             subject.model, subject.gpu, subject.gpu_count, parameters,
             other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
         )  # fmt: skip
     return replace(judgement, advice=advice, improvements=improvements)
+
+
+def _is_read(subject: Subject, found: Plan, advice: Advice) -> bool:
+    """Whether the release that a way out names reads all flags that it is to have."""
+    parameters = advice.plan.parameters
+    if parameters.engine_version == found.parameters.engine_version:
+        return True
+    reading = read_flags(tuple(parameters.format()), subject.engine, parameters.engine_version)
+    there = replace(subject, engine_version=parameters.engine_version)
+    return not reading.problems and not _check_rules(there, reading)
 
 
 class _Sizing(Protocol):

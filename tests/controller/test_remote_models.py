@@ -143,3 +143,32 @@ def test_digests_are_those_that_earlier_versions_wrote() -> None:
     exo = SPEC.model_copy(update={"engine": EngineRef(name="exo")})
     older = SPEC.model_copy(update={"engine": EngineRef(name="exo", version="0.25.0")})
     assert (exo.digest, older.digest) == ("ec562bf267439275", "816fc87b0265e90f")
+
+
+async def test_weights_of_a_gguf_file_are_as_large_as_the_file_on_the_volume() -> None:
+    class OfGguf(Hub):
+        async def fetch(
+            self, name: str, *, revision: str | None = None, token: str | None = None
+        ) -> Architecture:
+            return find_model(name)
+
+    def sized(source: str, size: int) -> InferenceModel:
+        found = model(source)
+        return found.model_copy(
+            update={"status": found.status.model_copy(update={"size_bytes": size})}
+        )
+
+    architectures = Architectures(OfGguf().fetch)
+    one = "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M"
+    for size in (4_920_739_232, 9_000_000_000):  # what its type explains, and more
+        known = await architectures.of_remote(sized(one, size))
+        assert known.architecture is not None
+        assert known.architecture.checkpoint_bytes == size
+    small = await architectures.of_remote(sized(one, 1_000_000))
+    unknown = await architectures.of_remote(sized(one, 0))
+    assert small == unknown
+    assert unknown.architecture is not None
+    assert unknown.architecture.checkpoint_bytes is None
+    # Of a name without a type, the size is that of everything in the repository.
+    plain = await architectures.of_remote(sized("meta-llama/Llama-3.1-8B-Instruct", 10**12))
+    assert plain.architecture == find_model("meta-llama/Llama-3.1-8B-Instruct")

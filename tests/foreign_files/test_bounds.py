@@ -212,3 +212,44 @@ def test_of_gguf_files_name_and_size_are_looked_at_and_nothing_is_opened(model: 
     assert "more than its type explains" in by_size
     with pytest.raises(ForeignFileError, match=r"holds no \.safetensors file"):
         check_model(model)
+
+
+def _of_gguf(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(SEED_CONFIG | {"quantization_config": None}))
+    (model / "model.safetensors").unlink()
+
+
+def _put_large(file: Path, num_bytes: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as opened:
+        opened.truncate(num_bytes)
+
+
+def test_gguf_files_in_folders_are_looked_at(model: Path) -> None:
+    _of_gguf(model)
+    _put_large(model / "mmproj-F16.gguf", 2**20)
+    for part in (1, 2):
+        _put_large(model / "Q8_0" / f"m-Q8_0-0000{part}-of-00002.gguf", 2**32)
+    found = describe_model(model, "m")
+    assert any("Q8_0 by its name" in note for note in found.notes)
+    assert any("8.00 GiB, more than its type explains" in note for note in found.notes)
+
+
+def test_no_more_folders_are_looked_through_than_a_model_has(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _of_gguf(model)
+    _put_large(model / "a" / "b" / "c" / "d" / "e" / "deep-Q8_0.gguf", 2**32)
+    _put_large(tmp_path / "elsewhere" / "linked-Q8_0.gguf", 2**32)
+    (model / "link").symlink_to(tmp_path / "elsewhere")
+    (model / "round").symlink_to(model)
+    (model / ".hidden").mkdir()
+    assert describe_model(model, "m").quantization is None
+    for number in range(40):
+        (model / f"many{number:02}").mkdir()
+    _put_large(model / "many39" / "late-Q8_0.gguf", 2**32)
+    assert describe_model(model, "m").quantization is not None
+    monkeypatch.setattr(bounded_reads, "MAX_FILES", 45)
+    for number in range(39):
+        (model / f"many{number:02}" / "file").touch()
+    assert len(bounded_reads.list_tree(model)) <= 45

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,14 +21,14 @@ def pasted(subject: Subject, flags: tuple[str, ...], options: tuple[str, ...]) -
         int(chosen.get("gpu-count", subject.gpu_count)),
         flags,
         engine=subject.engine,
-        engine_version=subject.engine_version,
+        engine_version=chosen.get("inference-engine-version", subject.engine_version),
     )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(load_models())),
-    st.sampled_from([*families(), find_gpu("T4"), find_gpu("H100")]),
+    st.sampled_from([*families(), find_gpu("T4"), find_gpu("V100"), find_gpu("H100")]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from(["0.12.0", "0.15.1", "0.20.0", "0.28.0", "0.33.0"]),
 )
@@ -55,3 +57,35 @@ def test_advice_for_exo_engine_is_admitted(gpu: str, count: int) -> None:
         flags = tuple(each.plan.parameters.format())
         again = judge(pasted(subject, flags, each.options), with_advice=False)
         assert again.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("version", [None, "0.20.0", "0.33.0"])
+def test_a_gpu_that_a_release_has_no_kernels_for_is_offered_the_newest_that_has(
+    version: str | None,
+) -> None:
+    subject = Subject(find_model("Qwen/Qwen3-1.7B"), find_gpu("V100"), 1, engine_version=version)
+    first = judge(subject).advice[0]
+    assert first.options == ("--inference-engine-version=0.19.1",)
+    assert first.plan.verdict is Verdict.FITS
+    larger = replace(subject, model=find_model("Qwen/Qwen3-8B"))
+    pairs = [each for each in judge(larger).advice if "engine-version" in each.kinds]
+    assert {"--gpu-count=2", "--inference-engine-version=0.19.1"} in [
+        set(each.options) for each in pairs
+    ]
+
+
+def test_no_release_is_offered_that_does_not_read_the_flags() -> None:
+    asked = ("--max-model-len=auto", "--moe-backend=marlin")  # the second one is not in 0.18
+    subject = Subject(find_model("Qwen/Qwen3-4B"), find_gpu("V100"), 1, asked)
+    judged = judge(subject)
+    for each in judged.advice:
+        again = judge(
+            pasted(subject, tuple(each.plan.parameters.format()), each.options), with_advice=False
+        )
+        assert again.flag_problems == ()
+
+
+def test_a_gpu_that_the_release_serves_is_offered_no_other_release() -> None:
+    judged = judge(Subject(find_model("Qwen/Qwen3-8B"), find_gpu("T4"), 1))
+    assert judged.advice
+    assert all("engine-version" not in each.kinds for each in judged.advice)

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
-from exo_inference.planner import Plan, Verdict, find_gpu, find_model, plan, read_architecture
+from exo_inference.planner import (
+    Plan,
+    Verdict,
+    advise,
+    find_gpu,
+    find_model,
+    plan,
+    read_architecture,
+)
 from exo_inference.planner.catalog_models import load_models
 from exo_inference.planner.engine_rules import parse_version
 from exo_inference.planner.parameters import EngineParameters
@@ -202,3 +210,46 @@ def test_plain_weights_are_quantized_by_releases_that_can(
     model = read_architecture(QWEN, name="mine")
     assert f"use {first} or later" in check_release(model, parameters[0])[0].detail
     assert check_release(model, parameters[1]) == []
+
+
+BNB: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+def _on_two(
+    checkpoint: dict[str, Any] | None, *flags: str, version: str = "0.27.0"
+) -> tuple[Any, Any, int, EngineParameters]:
+    extra = {} if checkpoint is None else {"quantization_config": checkpoint}
+    model = read_architecture({**QWEN, **extra}, name="mine")
+    asked = settings_of((*flags, "--max-model-len=4096"), engine_version=version)
+    return model, find_gpu("L4"), 2, asked
+
+
+@pytest.mark.parametrize("version", ["0.8.5", "0.9.2", "0.27.0"])
+def test_stored_bitsandbytes_weights_are_not_split(version: str) -> None:
+    refused = plan(*_on_two(BNB, version=version))
+    assert refused.verdict is Verdict.REFUSED
+    assert refused.problems[0].code == "tensor-parallel"
+    assert "--pipeline-parallel-size=2 with --tensor-parallel-size=1" in refused.problems[0].detail
+    staged = _on_two(BNB, "--pipeline-parallel-size=2", version=version)
+    assert plan(*staged).verdict is Verdict.FITS
+
+
+def test_weights_that_are_quantized_while_loading_are_split() -> None:
+    assert plan(*_on_two(None, "--quantization=bitsandbytes")).verdict is Verdict.FITS
+
+
+def test_the_ways_out_of_weights_that_are_not_split_fit() -> None:
+    ways = advise(*_on_two(BNB))
+    assert ways[0].flags == ("--pipeline-parallel-size=2",)
+    assert all(way.plan.verdict is Verdict.FITS and way.plan.ranks.tensor == 1 for way in ways)
+    assert any(way.options == ("--gpu-count=1",) for way in ways)
+    fixed = advise(*_on_two(BNB, "--tensor-parallel-size=2"))
+    assert set(fixed[0].flags) == {"--tensor-parallel-size=1", "--pipeline-parallel-size=2"}
+
+
+def test_no_other_engine_splits_them_either() -> None:
+    model, gpu, count, _ = _on_two(BNB)
+    asked = EngineParameters(engine="sglang", engine_version="0.5.17")
+    refused = plan(model, gpu, count, asked)
+    assert [each.code for each in refused.problems if each.refuses] == ["tensor-parallel"]
+    assert advise(model, gpu, count, asked)[0].plan.ranks.pipeline == 2

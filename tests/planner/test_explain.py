@@ -32,7 +32,8 @@ def number_in(text: str) -> float:
     """Return the first number of a result; in a text with bytes in brackets, those."""
     found = re.search(r"\(([\d,-]+) bytes\)", text) or re.search(r"(-?[\d,.]+)", text)
     assert found is not None, text
-    return float(found.group(1).replace(",", ""))
+    number = float(found.group(1).replace(",", ""))
+    return -number if "bytes) too little" in text else number
 
 
 @pytest.mark.parametrize(

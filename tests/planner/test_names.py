@@ -438,3 +438,9 @@ def test_names_that_anybody_asks_for_are_not_kept_for_ever() -> None:
         find_model(f"someone/Qwen3-8B-tuned{'x' * (number % 7)}-v{number}")
     for asked in (find_model, read_words):
         assert asked.cache_info().currsize <= 1024
+
+
+def test_a_base_model_of_unknown_form_is_told_which_names_are_known() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_model("deepseek-ai/DeepSeek-V3.1-Base")
+    assert "deepseek-ai/DeepSeek-V3-Base" in (caught.value.hint or "")

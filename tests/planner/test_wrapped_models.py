@@ -80,7 +80,7 @@ def test_chatglm_writes_though_its_class_is_called_a_model(name: str) -> None:
     ("name", "base"),
     [
         ("zai-org/GLM-4.5V-FP8", "zai-org/GLM-4.5V"),
-        ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4", "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16"),
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4", "mistralai/Mistral-Large-3-675B-Instruct-2512"),
         ("RedHatAI/Voxtral-Mini-3B-2507-FP8-dynamic", "mistralai/Voxtral-Mini-3B-2507"),
         ("meituan-longcat/LongCat-Flash-Chat-FP8", "meituan-longcat/LongCat-Flash-Chat"),
     ],
@@ -89,3 +89,16 @@ def test_a_quantization_of_one_is_derived_from_it(name: str, base: str) -> None:
     model = find_model(name)
     assert model.quantization is not None
     assert any(note.startswith(f"derived from {base}") for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("Instruct-2512", 681), ("Instruct-2512-BF16", 1352), ("Base-2512", 1352)],
+)
+def test_a_name_without_a_form_is_planned_in_the_form_of_its_own_files(
+    name: str, gigabytes: int
+) -> None:
+    model = find_model(f"mistralai/Mistral-Large-3-675B-{name}")
+    found = plan(model, find_gpu("B300"), 8, EngineParameters(pipeline_parallel_size=8))
+    size = sum(stage.weights_bytes for stage in found.stages) / 1e9
+    assert size == pytest.approx(gigabytes, rel=0.01)

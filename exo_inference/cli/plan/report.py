@@ -89,9 +89,7 @@ def _spaced(sections: Sequence[Sequence[Text]]) -> list[Text]:
 
 def _details(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     for problem in plan.problems:
-        yield from wrapped(f"- {problem.detail}", width, 2)
-    if plan.verdict == PlanVerdict.TIGHT and words.lacks_cache(plan):
-        yield from wrapped(f"- {words.tight_warning(plan)}", width, 2)
+        yield from wrapped(f"- {words.told(plan, problem)}", width, 2)
 
 
 def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:

@@ -6,7 +6,7 @@ Used by the report, the comparison, and the one line that `create`, `update` and
 from __future__ import annotations
 
 from exo_inference.engine_names import facts_of
-from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanVerdict
+from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanProblem, PlanVerdict
 
 GIB = 2**30
 
@@ -78,6 +78,7 @@ def has_no_cache(plan: DeploymentPlan) -> bool:
 
 _MAY_NOT_START = ("max-num-seqs", "cuda-graphs", "memory")
 """Codes of what may keep an engine from starting though one request has room."""
+_MAY_NOT = "It may not start"
 _SLOW = "gpu-layers"
 """The code of a start with layers in main memory."""
 
@@ -87,25 +88,19 @@ def tight_warning(plan: DeploymentPlan) -> str:
     slow = [each.detail for each in plan.problems if each.code == _SLOW]
     if slow:
         return f"It is slow: {'; '.join(slow)}"
-    if not lacks_cache(plan):
-        causes = [each.detail for each in plan.problems if each.code in _MAY_NOT_START]
-        return f"It may not start: {'; '.join(causes)}"
-    return (
-        f"It may not start: at worst {size(max(0, plan.available_kv_bytes_low))}{per_gpu(plan)} are "
-        f"left for the KV cache, one request of {plan.max_model_len:,} tokens needs "
-        f"{size(plan.needed_kv_bytes_per_gpu)}"
-    )
+    causes = [each.detail for each in plan.problems if each.code in _MAY_NOT_START]
+    return f"{_MAY_NOT}: {'; '.join(causes)}"
+
+
+def told(plan: DeploymentPlan, problem: PlanProblem) -> str:
+    """Return a problem as it stands below the verdict."""
+    is_likely = plan.verdict == PlanVerdict.TIGHT and problem.code in MEMORY_CODES
+    return f"{_MAY_NOT}: {problem.detail}" if is_likely else problem.detail
 
 
 def per_gpu(plan: DeploymentPlan) -> str:
     """Return ` per GPU` for behind a size; nothing on the CPU, which has none."""
     return "" if plan.gpu_type == "cpu" else " per GPU"
-
-
-def lacks_cache(plan: DeploymentPlan) -> bool:
-    """Whether what the engine starts with may not fit: one request of full length, or any at all."""
-    is_shortened = facts_of(plan.engine).serves_shorter
-    return plan.available_kv_bytes_low < max(1, 0 if is_shortened else plan.needed_kv_bytes_per_gpu)
 
 
 def gpus(plan: DeploymentPlan) -> str:

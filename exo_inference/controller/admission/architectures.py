@@ -23,8 +23,10 @@ from exo_inference.foreign_files.bounded_reads import MAX_FILES
 from exo_inference.hub.architecture import fetch_architecture, read_directory_async
 from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.hub.builtin import builtin_directory
+from exo_inference.hub.gguf_files import split_tag
 from exo_inference.model_description import CONFIG_NAME, TOKENIZER_NAME, weight_names
 from exo_inference.planner import Architecture
+from exo_inference.planner.model.checkpoint import is_gguf, with_gguf_bytes
 from exo_inference.resources import InferenceModel
 from exo_inference.simulated_gpus import MODEL_MARKER
 
@@ -102,8 +104,19 @@ class Architectures:
     async def of_remote(self, model: InferenceModel, *, token: str | None = None) -> KnownModel:
         """Return what is known about a model whose files are on a volume of the cluster.
 
-        The Hub is asked once for each content; while it does not answer, the catalogue has to do.
+        The Hub is asked once for each content; while it does not answer, the catalogue has to do. How large the files are
+        the model's status says.
         """
+        known = await self._of_remote(model, token)
+        found, size = known.architecture, model.status.size_bytes
+        is_one_file = bool(
+            split_tag(model.spec.source)[1]
+        )  # else there are files of other types beside it
+        if found is None or not size or not is_one_file or not is_gguf(found):
+            return known
+        return replace(known, architecture=with_gguf_bytes(found, size))
+
+    async def _of_remote(self, model: InferenceModel, token: str | None) -> KnownModel:
         name, revision = model.spec.source, model.status.revision or model.spec.revision
         pinned = _is_pinned(model)
         if name.startswith(BUILTIN_PREFIX):

@@ -171,8 +171,12 @@ def with_gguf(architecture: Architecture, file_name: str, num_bytes: int) -> Arc
     model = with_quantization(architecture, mix)
     note = f"weights are those of {file_name}, {mix} by its {'name' if gguf_type_of(file_name) else 'size'}"
     model = replace(model, notes=(*model.notes, note), weights_error=max(model.weights_error, 0.05))
-    expected = stored_bytes(model)
-    is_whole = abs(num_bytes / max(1.0, expected) - 1) <= 0.15
+    return with_gguf_bytes(model, num_bytes)
+
+
+def with_gguf_bytes(model: Architecture, num_bytes: int) -> Architecture:
+    """Return a model in a GGUF type with the size of its file (or of its parts together), where the two are of one weight."""
+    is_whole = abs(num_bytes / max(1.0, stored_bytes(model)) - 1) <= 0.15
     return with_total_bytes(model, num_bytes) if is_whole else _at_least(model, num_bytes)
 
 

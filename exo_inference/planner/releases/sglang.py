@@ -35,7 +35,9 @@ _FIRST: Mapping[str, Version] = {
     "cohere2_moe": (0, 5, 13), "step3p7": (0, 5, 13), "unlimited_ocr": (0, 5, 15), "mellum": (0, 5, 16), "minimax_m3": (0, 5, 16),
     "kimi_k3": (0, 5, 17), "muse_glimmer": (0, 5, 18), "muse_glimmer_text": (0, 5, 18), "dots3_note": (0, 5, 19), "granite_swa": (0, 5, 19),
     "hy_v4": (0, 5, 20),
-    "deepseek-ai/DeepSeek-OCR": (0, 5, 4), "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": (0, 5, 6),
+    "deepseek-ai/DeepSeek-OCR": (0, 5, 4), "mistralai/Mistral-Large-3-675B-Base-2512": (0, 5, 6),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": (0, 5, 6), "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": (0, 5, 6),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4": (0, 5, 6),
     "lightonai/LightOnOCR-1B-1025": (0, 5, 9), "openbmb/MiniCPM-V-4_5": (0, 5, 9), "inclusionAI/Ling-3.0-flash": (0, 5, 19),
 }  # fmt: skip
 """By name stand checkpoints that are younger than their type. Those that the oldest release has are not here, nor models that Transformers' own classes may have served before: SGLang takes such
