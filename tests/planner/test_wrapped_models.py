@@ -89,3 +89,23 @@ def test_a_quantization_of_one_is_derived_from_it(name: str, base: str) -> None:
     model = find_model(name)
     assert model.quantization is not None
     assert any(note.startswith(f"derived from {base}") for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("openvla/openvla-7b", 7_541_237_184), ("nvidia/Cosmos3-Edge", 2_435_616_496),
+        ("FunAudioLLM/Fun-ASR-Nano-2512-vllm", 829_791_840), ("nvidia/Llama-3_1-Nemotron-Ultra-253B-v1", 253_401_268_224),
+    ],
+)  # fmt: skip
+def test_an_encoder_counted_as_a_whole_makes_up_what_is_published(
+    name: str, parameters: int
+) -> None:
+    model = find_model(name)
+    assert model.num_parameters == parameters
+    assert (
+        plan(
+            model, find_gpu("H200"), 8, EngineParameters(tensor_parallel_size=8, max_model_len=1024)
+        ).verdict
+        != "unknown"
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exo_inference.planner.releases.gpus import GpuKind
 
 _FIRST: Mapping[str, Version] = {
+    "teleflm": (0, 5, 5), "mistral4": (0, 5, 6), "midashenglm": (0, 5, 7), "cosmos3_edge": (0, 5, 20),
     "deepseek_v3": (0, 4, 1), "internlm3": (0, 4, 1), "kimi_k2": (0, 4, 1), "minicpmv": (0, 4, 1), "cohere2": (0, 4, 2), "qwen2_5_vl": (0, 4, 3),
     "clip": (0, 4, 4), "gemma3": (0, 4, 4), "gemma3_text": (0, 4, 4), "minicpmo": (0, 4, 4), "llama4": (0, 4, 5), "llama4_text": (0, 4, 5),
     "qwen3": (0, 4, 5), "qwen3_moe": (0, 4, 5), "internvl_chat": (0, 4, 6), "kimi_vl": (0, 4, 6), "llava": (0, 4, 6), "mimo": (0, 4, 6),
