@@ -52,6 +52,7 @@ _CLASSES = {
     "rnj1": "gemma3",
     "hcxvisionv2": "vlm",
     "phi4": "phi4siglip",
+    "diffusiongemma": "gemma4",
 }
 """Classes that serve a model_type of another name."""
 

@@ -65,6 +65,7 @@ CLASSES: Mapping[str, tuple[Version | None, Version | None]] = {
     "Qwen/Qwen2.5-Math-PRM-7B": ((0, 7, 0), None), "internlm/internlm2-1_8b-reward": ((0, 7, 0), None),
     "nomic-ai/nomic-embed-text-v2-moe": ((0, 9, 0), None), "Alibaba-NLP/gte-multilingual-reranker-base": ((0, 10, 2), None),
     "google/embeddinggemma-300m": ((0, 10, 2), None), "openbmb/MiniCPM-V-4_5": ((0, 10, 2), None),
+    "google/diffusiongemma-26B-A4B-it": ((0, 24, 0), None),
     "deepseek-ai/DeepSeek-OCR": ((0, 11, 1), None), "lightonai/LightOnOCR-1B-1025": ((0, 11, 1), None),
     "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": ((0, 12, 0), None), "deepseek-ai/DeepSeek-OCR-2": ((0, 16, 0), None),
     "Davlan/xlm-roberta-base-ner-hrl": ((0, 26, 0), None),

@@ -36,6 +36,7 @@ _FIRST: Mapping[str, Version] = {
     "cohere2_moe": (0, 5, 13), "step3p7": (0, 5, 13), "unlimited_ocr": (0, 5, 15), "mellum": (0, 5, 16), "minimax_m3": (0, 5, 16),
     "kimi_k3": (0, 5, 17), "muse_glimmer": (0, 5, 18), "muse_glimmer_text": (0, 5, 18), "dots3_note": (0, 5, 19), "granite_swa": (0, 5, 19),
     "hy_v4": (0, 5, 20),
+    "google/diffusiongemma-26B-A4B-it": (0, 5, 21),
     "deepseek-ai/DeepSeek-OCR": (0, 5, 4), "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": (0, 5, 6),
     "lightonai/LightOnOCR-1B-1025": (0, 5, 9), "openbmb/MiniCPM-V-4_5": (0, 5, 9), "inclusionAI/Ling-3.0-flash": (0, 5, 19),
 }  # fmt: skip
