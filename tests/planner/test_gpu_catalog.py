@@ -20,6 +20,9 @@ from exo_inference.planner.gpu_catalog import GIB
         ("A100-80GB", "a100-80gb-sxm"), ("L4", "l4"), ("RTX 4090", "rtx-4090"), ("NVIDIA L40S", "l40s"),
         ("NVIDIA GB10 (DGX Spark)", "gb10"), ("rtx a5000 24gb", "rtx-a5000"),
         ("rtx4090", "rtx-4090"), ("H100SXM", "h100-sxm"), ("rx7900xtx", "rx-7900-xtx"), ("RTX4090D", "rtx-4090-d"),
+        ("NVIDIA L40", "l40"), ("RTX 4080 SUPER", "rtx-4080-super"), ("RTX 3090 Ti", "rtx-3090-ti"),
+        ("RTX 3080 12GB", "rtx-3080-12gb"), ("Jetson AGX Orin 64GB", "jetson-agx-orin-64gb"), ("Jetson AGX Orin 32GB", "jetson-agx-orin-32gb"),
+        ("RTX A4500", "rtx-a4500"), ("Quadro RTX 8000", "quadro-rtx-8000"), ("T4G", "t4g"), ("Tesla P40", "p40"), ("TITAN RTX", "titan-rtx"),
     ],
 )  # fmt: skip
 def test_a_gpu_is_found_by_the_names_people_use(name: str, key: str) -> None:
@@ -36,7 +39,7 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("RTX 5060 T", "Did you mean rtx-5060-ti"), ("MI 300", "Did you mean mi300x?"), ("RTX 6000", "Did you mean rtx-6000-ada"),
-     ("L40T", "Did you mean l40s"), ("Gaudi 3", "Known: "), ("TPU v5e", "Known: ")],
+     ("L40T", "Did you mean l40 or l40s"), ("Gaudi 3", "Known: "), ("TPU v5e", "Known: ")],
 )  # fmt: skip
 def test_names_that_have_all_of_an_unknown_one_come_first_and_none_for_an_unknown_maker(
     name: str, hint: str

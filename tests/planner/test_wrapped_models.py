@@ -102,3 +102,23 @@ def test_a_name_without_a_form_is_planned_in_the_form_of_its_own_files(
     found = plan(model, find_gpu("B300"), 8, EngineParameters(pipeline_parallel_size=8))
     size = sum(stage.weights_bytes for stage in found.stages) / 1e9
     assert size == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("openvla/openvla-7b", 7_541_237_184), ("nvidia/Cosmos3-Edge", 2_435_616_496),
+        ("FunAudioLLM/Fun-ASR-Nano-2512-vllm", 829_791_840), ("nvidia/Llama-3_1-Nemotron-Ultra-253B-v1", 253_401_268_224),
+    ],
+)  # fmt: skip
+def test_an_encoder_counted_as_a_whole_makes_up_what_is_published(
+    name: str, parameters: int
+) -> None:
+    model = find_model(name)
+    assert model.num_parameters == parameters
+    assert (
+        plan(
+            model, find_gpu("H200"), 8, EngineParameters(tensor_parallel_size=8, max_model_len=1024)
+        ).verdict
+        != "unknown"
+    )

@@ -28,6 +28,7 @@ TABLES = {
     "planner/model/layers.py": "kinds of layers in config.json, of which some are called as families are",
     "planner/model/audio.py": "the table of audio encoders whose sizes no config names",
     "planner/model/vision.py": "the table of image encoders, by the model type of each",
+    "planner/model/towers/counted.py": "the table of image encoders that are one number, by the model type of each",
     "planner/processor/exo_kernels.py": "the table of what exo-engine's kernels leave to PyTorch, by family",
     "planner/releases/classes.py": "the table of the releases that have a class for a family",
     "planner/releases/own_code.py": "the table of model types whose code comes with the model",

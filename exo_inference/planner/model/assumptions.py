@@ -51,13 +51,15 @@ _CLASSES = {
     "bailingmoev3": "bailinghybrid",
     "rnj1": "gemma3",
     "hcxvisionv2": "vlm",
+    "phi4": "phi4siglip",
+    "diffusiongemma": "gemma4",
 }
 """Classes that serve a model_type of another name."""
 
 
 def _is_class_of(name: str, fields: ConfigFields) -> bool:
     """Whether a class name such as Qwen3ForCausalLM belongs to the config's model_type."""
-    bare = re.split(r"For[A-Z]|LMHead|Model$|Eagle|MTP", name)[0].lower().replace("_", "")
+    bare = re.split(r"For[A-Z]|LMHead|Model$|Eagle(?!\d)|MTP", name)[0].lower().replace("_", "")
     types = {
         re.sub(r"[^a-z0-9]", "", each).removesuffix("text")
         for each in (fields.model_type, fields.text_type)

@@ -34,6 +34,10 @@ _BEHIND_PROJECTORS: Mapping[str, Callable[[ConfigFields, int], list[Weight]]] = 
 _TOKENIZERS: Mapping[str, int] = {"vibevoice_asr": 688309632}
 """Parameters of encoders that are convolutions, instantiated (transformers 5.23.0)."""
 
+_COUNTED: Mapping[str, int] = {"fun_asr_nano": 233_741_920, "midashenglm": 666_100_000}
+"""Parameters of encoders with their projectors: Fun-ASR-Nano's instantiated (transformers 5.23.0), Dasheng's 32 layers of
+1,280 and two projections as vLLM 0.32.0 builds them (midashenglm.py)."""
+
 _GRANITE_SPEECH = ("granite_speech", "granite_speech_plus")
 
 
@@ -47,6 +51,9 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
         queries = ConfigFields(fields.mapping("projector_config"))
         encoder = ConfigFields(fields.mapping("encoder_config"))
         return speech.conformer(encoder, queries, fields.integer("hidden_size")), True
+    counted = _COUNTED.get(fields.model_type)
+    if counted is not None:
+        return [_weight("encoder", counted, 1)], True
     convolutions = _TOKENIZERS.get(fields.model_type)
     if convolutions is not None:
         return speech.two_tokenizers(convolutions, fields.integer("hidden_size")), True

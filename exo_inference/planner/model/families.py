@@ -315,7 +315,8 @@ FAMILIES: Mapping[str, Family] = {
     "panguembedded": Family(bias_fields=("bias", "bias")), "moondream3": Family(
         norms=1, norm_bias=True, qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, gates_experts=True, lm_head_bias=True,
     ),
-    "hunyuan_vl": _QWEN3, "molmo2": _QWEN3,
+    "hunyuan_vl": _QWEN3, "molmo2": _QWEN3, "mistral4": _LLAMA, "emu3": _LLAMA, "teleflm": _LLAMA,
+    "cosmos3_edge": Family(gated_mlp=False), "pangu_ultra_moe": Family(norms=4), "phi4-siglip": _LLAMA,
     "bailing_hybrid": Family(gates_heads=True), "keye": _QWEN3, "keyevl1_5": _QWEN3, "isaac": _QWEN3,
     "dots_ocr": Family(qkv_bias=True, o_bias=False), "minicpmv": _LLAMA, "minicpmo": _LLAMA,
     "starcoder2": Family(

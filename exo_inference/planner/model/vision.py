@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from exo_inference.planner.model import joined_vision
 from exo_inference.planner.model.config_fields import ConfigFields
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
-from exo_inference.planner.model.towers import clip, internvit, merging, siglip
+from exo_inference.planner.model.towers import clip, counted, internvit, merging, siglip
 from exo_inference.planner.model.vision_parts import (
     QWEN_MAX_PATCHES,
     Built,
@@ -374,7 +375,7 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("ovis2_5", "ovis2_6_moe"), siglip.discrete),
     (("molmo2",), siglip.pooled),
     (("hunyuan_vl",), siglip.hunyuan),
-    (("nemotronh_nano_vl_v2",), merging.radio),
+    (("nemotronh_nano_vl_v2", "llama_nemotron_nano_vl"), merging.radio),
     (("chatglm",), clip.eva),
     (("vlm",), _hyperclovax),
     (("idefics3", "smolvlm"), _idefics3),
@@ -414,4 +415,5 @@ _FIXED: Mapping[str, _Fixed] = {
     "step_robotics": _Fixed(_step_defaults, always=True),
     "phi4mm": _Fixed(_phi4mm, always=True),
     "phi3_v": _Fixed(_phi3_v),
+    **{kind: _Fixed(partial(counted.counted, kind), always=True) for kind in counted.FIXED},
 }

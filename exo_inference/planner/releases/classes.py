@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 NO_RELEASE = (1000, 0, 0)
 
 CLASSES: Mapping[str, tuple[Version | None, Version | None]] = {
+    "teleflm": ((0, 8, 2), None), "llama_nemotron_nano_vl": ((0, 10, 0), None), "emu3": ((0, 10, 1), None),
+    "midashenglm": ((0, 10, 2), None), "pangu_ultra_moe": ((0, 11, 1), None), "mistral4": ((0, 12, 0), None), "bagel": ((0, 13, 0), None),
+    "eagle_2_5_vl": ((0, 15, 0), None), "fun_asr_nano": ((0, 17, 0), None), "llama_nemotron_vl": ((0, 17, 0), None),
+    "phi4-siglip": ((0, 20, 0), None), "openvla": ((0, 22, 0), None), "cosmos3_edge": ((0, 26, 0), None),
     "t5": (NO_RELEASE, None), "mpnet": (NO_RELEASE, None), "deberta-v2": (NO_RELEASE, None),
     "bart": (None, (0, 11, 0)), "bamba": ((0, 7, 3), (0, 24, 0)), "baichuan": (None, (0, 25, 0)), "mpt": (None, (0, 29, 0)),
     "deepseek_vl_v2": ((0, 7, 0), None), "internlm3": ((0, 7, 0), None), "whisper": ((0, 7, 0), None), "minicpmo": ((0, 7, 1), None),
@@ -61,6 +65,7 @@ CLASSES: Mapping[str, tuple[Version | None, Version | None]] = {
     "Qwen/Qwen2.5-Math-PRM-7B": ((0, 7, 0), None), "internlm/internlm2-1_8b-reward": ((0, 7, 0), None),
     "nomic-ai/nomic-embed-text-v2-moe": ((0, 9, 0), None), "Alibaba-NLP/gte-multilingual-reranker-base": ((0, 10, 2), None),
     "google/embeddinggemma-300m": ((0, 10, 2), None), "openbmb/MiniCPM-V-4_5": ((0, 10, 2), None),
+    "google/diffusiongemma-26B-A4B-it": ((0, 24, 0), None),
     "deepseek-ai/DeepSeek-OCR": ((0, 11, 1), None), "lightonai/LightOnOCR-1B-1025": ((0, 11, 1), None),
     "mistralai/Mistral-Large-3-675B-Base-2512": ((0, 12, 0), None), "mistralai/Mistral-Large-3-675B-Instruct-2512": ((0, 12, 0), None),
     "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": ((0, 12, 0), None),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exo_inference.planner.releases.gpus import GpuKind
 
 _FIRST: Mapping[str, Version] = {
+    "teleflm": (0, 5, 5), "mistral4": (0, 5, 6), "midashenglm": (0, 5, 7), "cosmos3_edge": (0, 5, 20),
     "deepseek_v3": (0, 4, 1), "internlm3": (0, 4, 1), "kimi_k2": (0, 4, 1), "minicpmv": (0, 4, 1), "cohere2": (0, 4, 2), "qwen2_5_vl": (0, 4, 3),
     "clip": (0, 4, 4), "gemma3": (0, 4, 4), "gemma3_text": (0, 4, 4), "minicpmo": (0, 4, 4), "llama4": (0, 4, 5), "llama4_text": (0, 4, 5),
     "qwen3": (0, 4, 5), "qwen3_moe": (0, 4, 5), "internvl_chat": (0, 4, 6), "kimi_vl": (0, 4, 6), "llava": (0, 4, 6), "mimo": (0, 4, 6),
@@ -38,6 +39,7 @@ _FIRST: Mapping[str, Version] = {
     "deepseek-ai/DeepSeek-OCR": (0, 5, 4), "mistralai/Mistral-Large-3-675B-Base-2512": (0, 5, 6),
     "mistralai/Mistral-Large-3-675B-Instruct-2512": (0, 5, 6), "mistralai/Mistral-Large-3-675B-Instruct-2512-BF16": (0, 5, 6),
     "mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4": (0, 5, 6),
+    "google/diffusiongemma-26B-A4B-it": (0, 5, 21),
     "lightonai/LightOnOCR-1B-1025": (0, 5, 9), "openbmb/MiniCPM-V-4_5": (0, 5, 9), "inclusionAI/Ling-3.0-flash": (0, 5, 19),
 }  # fmt: skip
 """By name stand checkpoints that are younger than their type. Those that the oldest release has are not here, nor models that Transformers' own classes may have served before: SGLang takes such

@@ -284,9 +284,9 @@ def test_lines_to_paste_reach_the_same_control_plane(exo: Exo, tmp_path: Path) -
             (*QWEN, "--compare", "--explain"), "--explain is about one plan", id="explain"
         ),
         pytest.param((*QWEN, "--compare=,"), "--compare is ','", id="empty comparison"),
-        pytest.param((*QWEN, "--gpu-type", "L40T"), "Did you mean l40s", id="GPU"),
+        pytest.param((*QWEN, "--gpu-type", "L40T"), "Did you mean l40 or l40s", id="GPU"),
         pytest.param(("--model-id", "7", "--gpu-type", "l4"), "is not a UUID", id="id"),
-        pytest.param((*QWEN, "--compare=l4,L40T"), "Did you mean l40s", id="compared GPU"),
+        pytest.param((*QWEN, "--compare=l4,L40T"), "Did you mean l40 or l40s", id="compared GPU"),
         pytest.param((*QWEN, "--gpu-type", "l4", "--gpu-count", "0"), "--gpu-count", id="count"),
         pytest.param(
             (*QWEN, "--gpu-type", "l4", "--inference-engine-version", "0.5.0"),
