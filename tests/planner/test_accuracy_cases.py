@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from exo_inference.errors import UsageError
-from exo_inference.planner import cpu_as_gpu
-from exo_inference.planner.accuracy.cases import parse_cases, stated_gpu
+from exo_inference.planner import cpu_as_gpu, find_gpu
+from exo_inference.planner.accuracy.cases import parse_cases, stated_gpu, used_by_others
 from exo_inference.planner.accuracy.grading import grade
 
 CASE: dict[str, Any] = {
@@ -136,3 +136,14 @@ def test_a_verdict_does_not_stand_for_a_start_whose_environment_lifts_a_check(
     assert len(grades.fits) == verdicts
     assert len(grades.graded) == 3
     assert [what for _, what, _ in grades.not_graded] == ["fit"] * (1 - verdicts)
+
+
+@pytest.mark.parametrize(("free", "others"), [(19.81, True), (60.0, False), (None, False)])
+def test_what_other_processes_held_follows_from_what_was_free_after_the_weights(
+    free: float | None, others: bool
+) -> None:
+    """A board of 61 GiB, of which a start printed 19.81 GiB as free after 2 GiB of weights."""
+    gpu = find_gpu("Jetson AGX Orin 64GB")
+    told = used_by_others({"free_after_weights_gib": free}, 2 * 2**30, gpu)
+    assert bool(told) == others
+    assert "22 of 61 GiB" in told or not others

@@ -442,5 +442,5 @@ def test_names_that_anybody_asks_for_are_not_kept_for_ever() -> None:
 
 def test_a_base_model_of_unknown_form_is_told_which_names_are_known() -> None:
     with pytest.raises(UsageError) as caught:
-        find_model("deepseek-ai/DeepSeek-V3.1-Base")
+        find_model("deepseek-ai/DeepSeek-V3.9-Base")
     assert "deepseek-ai/DeepSeek-V3-Base" in (caught.value.hint or "")

@@ -372,7 +372,8 @@ def test_a_thousand_plans_over_everything_never_raise() -> None:
         )
         verdicts.add(result.verdict)
         assert result.kv_capacity_tokens >= 0
-        if result.verdict is Verdict.FITS:
+        keeps_none = engine == "exo" and parameters.runner == "pooling"
+        if result.verdict is Verdict.FITS and not keeps_none:
             assert result.max_concurrency >= 1
     assert verdicts == set(Verdict)
 

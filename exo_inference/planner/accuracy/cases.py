@@ -303,3 +303,24 @@ def _read_text(name: str, value: Any) -> Any:
             text = f"--{name.replace('_', '-')} is not valid JSON: {exc}"
             raise UsageError(text, hint=_HINT) from exc
         return value
+
+
+MOST_USED = 0.2
+"""A share of a GPU's memory beyond what the engine and the context of CUDA take before weights are loaded."""
+
+
+def used_by_others(observed: Mapping[str, Any], weights_bytes: int, gpu: Gpu) -> str:
+    """Return how much was free before the weights, where most of what was not was others'; else nothing.
+
+    It follows from what was free after them. How much others hold is not known before a start.
+    """
+    after = observed.get("free_after_weights_gib")
+    if after is None:
+        return ""
+    before = float(after) + weights_bytes / GIB
+    whole = gpu.reported_bytes / GIB
+    if before >= whole * (1 - MOST_USED):
+        return ""
+    return (
+        f"other processes held memory: {before:.0f} of {whole:.0f} GiB were free before its weights"
+    )

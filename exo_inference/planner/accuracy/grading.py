@@ -28,6 +28,7 @@ from exo_inference.planner.accuracy.cases import (
     stated_stage,
     stated_version,
     unstated_flags,
+    used_by_others,
 )
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.engine_rules import PLANNED, EngineRules, rules_for
@@ -244,6 +245,9 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     if missing:
         reason = f"its {' and '.join(dict.fromkeys(missing))} is not stated"
         grades.not_graded.append((name, "available KV memory, fit", reason))
+        return
+    if gpu is not None and (used := used_by_others(observed, result.weights_bytes_per_gpu, gpu)):
+        grades.not_graded.append((name, "available KV memory, fit", used))
         return
     # The start found this much free, which another process may have lessened; the plan is to start from there.
     free = observed.get("free_at_start_gib")
