@@ -52,6 +52,7 @@ LONG = (
     "tests/e2e/test_chaos.py",
     "tests/e2e/test_chaos_alone.py",
     "tests/e2e/test_simulated_gpus.py",
+    "tests/planner/test_published_speeds.py",
     "tests/foreign_files/test_trial.py",
     "engine-images/exo-engine/tests/benchmarks/test_gpu_check.py",
     "tests/kubernetes/test_chaos.py",
@@ -63,6 +64,7 @@ LONG = (
     "tests/platforms/test_local_lifecycle.py",
     "tests/controller/test_replays.py",
     "tests/platforms/test_local_changes.py",
+    "tests/hub/test_volume.py",
 )
 """Modules of no group that take longest, those of the slow tiers first: 400 s to 13 s on two busy cores."""
 

@@ -6,6 +6,7 @@ platform sets itself.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -72,7 +73,13 @@ def test_what_the_engine_offers_is_what_is_known_here() -> None:
     assert {"tensor-parallel-size", "tokenizer", "device"} <= OWN - OFFERED
 
 
-@pytest.mark.parametrize("name", sorted(OFFERED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=pytest.mark.slow if zlib.crc32(each.encode()) % 3 else [])
+        for each in sorted(OFFERED)
+    ],
+)
 def test_every_form_is_taken_or_refused_by_both(name: str) -> None:
     flag = next(each for each in FLAGS if each.name == name)
     differences = []

@@ -25,14 +25,19 @@ def pasted(subject: Subject, flags: tuple[str, ...], options: tuple[str, ...]) -
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(sorted(load_models())),
-    st.sampled_from([*families(), find_gpu("T4"), find_gpu("V100"), find_gpu("H100")]),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from(["0.12.0", "0.15.1", "0.20.0", "0.28.0", "0.33.0"]),
-)
-def test_advice_for_vllm_is_admitted(name: str, gpu: Gpu, count: int, version: str) -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_advice_for_vllm_is_admitted(examples: int) -> None:
+    drawn = given(
+        st.sampled_from(sorted(load_models())),
+        st.sampled_from([*families(), find_gpu("T4"), find_gpu("V100"), find_gpu("H100")]),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from(["0.12.0", "0.15.1", "0.20.0", "0.28.0", "0.33.0"]),
+    )
+    settings(max_examples=examples)(drawn(check_advice))()
+
+
+def check_advice(name: str, gpu: Gpu, count: int, version: str) -> None:
+    """Judge again with each piece of advice."""
     subject = Subject(read_entry(name), gpu, count, engine_version=version)
     judged = judge(subject)
     for each in (*judged.advice, *judged.improvements):

@@ -40,15 +40,19 @@ def fits(subject: Subject, *flags: str) -> bool:
     return judge(asked(subject, *flags), with_advice=False).verdict is Verdict.FITS
 
 
-@settings(max_examples=250, deadline=None)
-@given(
-    st.sampled_from(sorted(load_models())),
-    st.sampled_from(GPUS),
-    st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([("vllm", "0.12.0"), ("vllm", "0.20.0"), ("vllm", "0.28.0"), ("exo", None), ("sglang", None)]),
-    st.sampled_from([0, 2048, 8192]),
-    st.sampled_from(FLAGS),
-)  # fmt: skip
+@pytest.mark.parametrize("examples", [60, pytest.param(250, marks=pytest.mark.slow)])
+def test_what_is_told_fits_when_it_is_asked_for(examples: int) -> None:
+    drawn = given(
+        st.sampled_from(sorted(load_models())),
+        st.sampled_from(GPUS),
+        st.sampled_from([1, 2, 4, 8]),
+        st.sampled_from([("vllm", "0.12.0"), ("vllm", "0.20.0"), ("vllm", "0.28.0"), ("exo", None), ("sglang", None)]),
+        st.sampled_from([0, 2048, 8192]),
+        st.sampled_from(FLAGS),
+    )  # fmt: skip
+    settings(max_examples=examples)(drawn(check_told))()
+
+
 @example(
     "mistralai/Devstral-Small-2-24B-Instruct-2512",
     find_gpu("H100"),
@@ -59,9 +63,10 @@ def fits(subject: Subject, *flags: str) -> bool:
 )
 @example("meta-llama/Llama-3.1-70B-Instruct", find_gpu("A100"), 2, ("vllm", "0.20.0"), 8192, ())
 @example("nvidia/Qwen3.6-35B-A3B-NVFP4", find_gpu("gpua30"), 2, ("vllm", "0.28.0"), 0, ("--dtype=float32",))  # fmt: skip
-def test_what_is_told_fits_when_it_is_asked_for(
+def check_told(
     name: str, gpu: Gpu, count: int, engine: tuple[str, str | None], length: int, flags: Sequence[str]
 ) -> None:  # fmt: skip
+    """Ask for the length that is told."""
     kind, version = engine
     others = tuple(flags) if kind != "sglang" else ()
     flag = LENGTHS[kind]

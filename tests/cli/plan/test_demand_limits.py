@@ -62,11 +62,20 @@ DEMANDS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.sampled_from(MODELS), DEMANDS, st.floats(1, 10), st.sampled_from(["requests", "ttft", "itl"]), st.booleans())  # fmt: skip
-def test_a_weaker_demand_never_costs_more(
+EXAMPLES = pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.slow)])
+
+
+@EXAMPLES
+def test_a_weaker_demand_never_costs_more(examples: int) -> None:
+    changed = st.sampled_from(["requests", "ttft", "itl"])
+    drawn = given(st.sampled_from(MODELS), DEMANDS, st.floats(1, 10), changed, st.booleans())
+    settings(max_examples=examples)(drawn(check_weaker_demand))()
+
+
+def check_weaker_demand(
     name: str, demand: Demand, factor: float, what: str, by_table: bool
 ) -> None:
+    """Compare the costs of a demand with those of one that asks for less."""
     value = getattr(demand, what)
     weaker = replace(demand, **{what: value / factor if what == "requests" else value * factor})
     before, after = (least_costs(name, each, by_table=by_table) for each in (demand, weaker))
@@ -74,9 +83,14 @@ def test_a_weaker_demand_never_costs_more(
     assert all(after[gpu] <= before[gpu] * (1 + 1e-9) for gpu in before)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.sampled_from(MODELS), DEMANDS)
-def test_what_is_told_is_within_the_limits(name: str, demand: Demand) -> None:
+@EXAMPLES
+def test_what_is_told_is_within_the_limits(examples: int) -> None:
+    drawn = given(st.sampled_from(MODELS), DEMANDS)
+    settings(max_examples=examples)(drawn(check_limits))()
+
+
+def check_limits(name: str, demand: Demand) -> None:
+    """Compare what is told of a demand with its limits."""
     for each in held(name, demand):
         assert each.ttft <= demand.ttft
         assert each.itl is None or each.itl <= demand.itl * (1 + 1e-9)

@@ -208,15 +208,19 @@ def _starts(engine: str, models: Sequence[str], gpus: Sequence[str]) -> st.Searc
     )  # fmt: skip
 
 
-@settings(max_examples=200)
-@given(_starts("llama-cpp", _GGUF, _GPUS))
-def test_lines_for_llama_cpp(start: Subject) -> None:
-    assert list(broken_promises(start)) == []
+def _check(starts: st.SearchStrategy[Subject], examples: int) -> None:
+    def keeps_promises(start: Subject) -> None:
+        assert list(broken_promises(start)) == []
+
+    settings(max_examples=examples)(given(starts)(keeps_promises))()
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_lines_for_llama_cpp(examples: int) -> None:
+    _check(_starts("llama-cpp", _GGUF, _GPUS), examples)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@settings(max_examples=40)
-@given(st.data())
-def test_lines_for_engines_of_safetensors(engine: str, data: st.DataObject) -> None:
-    start = data.draw(_starts(engine, sorted(load_models()), _GPUS[:-1]))
-    assert list(broken_promises(start)) == []
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_lines_for_engines_of_safetensors(engine: str, examples: int) -> None:
+    _check(_starts(engine, sorted(load_models()), _GPUS[:-1]), examples)

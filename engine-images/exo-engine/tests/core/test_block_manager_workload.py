@@ -287,12 +287,14 @@ class RandomWorkload(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "examples"),
     [
-        pytest.param(name, marks=[] if name in ("both", "state") else pytest.mark.slow)
-        for name in GROUPS
+        *(("both", 20), ("state", 20)),
+        *(pytest.param(name, 60, marks=pytest.mark.slow) for name in GROUPS),
     ],
 )
-def test_promises_are_kept_whatever_comes(name: str) -> None:
+def test_promises_are_kept_whatever_comes(name: str, examples: int) -> None:
     workload = type(f"Workload_{name}", (RandomWorkload,), {"reaches": GROUPS[name]})
-    run_state_machine_as_test(workload, settings=settings(max_examples=60, stateful_step_count=40))
+    run_state_machine_as_test(
+        workload, settings=settings(max_examples=examples, stateful_step_count=40)
+    )

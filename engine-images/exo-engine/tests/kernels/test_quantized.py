@@ -118,7 +118,7 @@ def test_sums_of_the_largest_group_of_inputs_in_16_bits_fit(
     matrix.pack(torch.full((64, size), code, dtype=torch.uint8), torch.full((64, 1), 2.0**-8))
     inputs = torch.full((2, size), number).bfloat16()
     inputs[:, 0] = 1.0
-    exact = inputs.double() @ matrix.numbers(slice(0, 64)).double().T
+    exact = inputs.double() @ matrix.numbers(slice(0, 1)).double().T  # all rows are alike
     found = matrix.multiply(kernels, inputs, dtype=torch.float32, input_bits=16)
     assert ((found - exact).abs() <= 1e-4 * exact.abs()).all()
 

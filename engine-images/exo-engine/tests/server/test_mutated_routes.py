@@ -22,7 +22,7 @@ from .test_mutated_requests import BODIES as READ
 from .test_mutated_requests import NUM_BODIES, STRANGE, mutated
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
-NUM_QUICK = 100
+NUM_QUICK = 50
 NUM_TOKENS = 800
 """Of a prompt and its answer: one without max_tokens ends soon."""
 HELLO = [{"role": "user", "content": "hi"}]

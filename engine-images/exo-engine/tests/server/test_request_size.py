@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,23 @@ REFUSED = {
 
 
 async def post(model_dir: Path, core: FakeCore, path: str, body: Any) -> tuple[int, Any]:
+    [answer] = await post_all(model_dir, core, path, [body])
+    return answer
+
+
+async def post_all(
+    model_dir: Path, core: FakeCore, path: str, bodies: Iterable[Any]
+) -> list[tuple[int, Any]]:
+    """Send bodies to one server, one after the other: it starts processes of its own."""
+    found = []
     async with (
         serving(core, model_dir) as server,
         aiohttp.ClientSession(server.make_url("/")) as client,
-        client.post(path, json={"max_tokens": 1, **body}) as answer,
     ):
-        return answer.status, await answer.json()
+        for body in bodies:
+            async with client.post(path, json={"max_tokens": 1, **body}) as answer:
+                found.append((answer.status, await answer.json()))
+    return found
 
 
 @pytest.mark.parametrize(("path", "body", "param", "number"), REFUSED.values(), ids=REFUSED)
@@ -107,10 +119,9 @@ async def test_parameters_count_once_for_each_sequence(
     """A body of 270 kB became gigabytes on the way to the core, and nobody else was answered."""
     monkeypatch.setattr(request_size, "MAX_REPEATED", 600)
     core = Told([5])
-    for num_choices, expected in ((1, 200), (16, 400)):
-        whole = {"prompt": "a", "n": num_choices, **body}
-        status, answer = await post(model_dir, core, "/v1/completions", whole)
-        assert status == expected, answer
+    bodies = [{"prompt": "a", "n": num_choices, **body} for num_choices in (1, 16)]
+    (taken, _), (refused, answer) = await post_all(model_dir, core, "/v1/completions", bodies)
+    assert (taken, refused) == (200, 400), answer
     assert answer["error"]["param"].startswith(param)
     assert answer["error"]["message"].startswith(
         f"{answer['error']['param']} is too much for 16 answers"

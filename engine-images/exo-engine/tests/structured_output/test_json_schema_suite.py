@@ -106,7 +106,16 @@ def wrong(matcher: Any, tests: list[dict[str, Any]]) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize(
-    "draft", ["draft3", "draft4", "draft6", "draft7", "draft2019-09", "draft2020-12"]
+    "draft",
+    [
+        "draft3",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("draft4", "draft6", "draft2019-09")
+        ),
+        "draft7",
+        "draft2020-12",
+    ],
 )
 def test_every_schema_is_honoured_or_refused_by_name(draft: str, compiler: Compiler) -> None:
     num_honoured, faults = 0, []

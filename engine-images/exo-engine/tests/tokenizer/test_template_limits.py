@@ -63,6 +63,9 @@ BOMBS = {
     "{{ f(60) }}",
 }
 
+LONG = {"nested lists as text", "nested lists in upper case"}
+"""Those that take longest: nested lists are among the others, too."""
+
 
 @pytest.fixture
 def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -71,7 +74,13 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 * 2**20  # KiB
 
 
-@pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS.keys())
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(each, id=name, marks=pytest.mark.slow if name in LONG else [])
+        for name, each in BOMBS.items()
+    ],
+)
 @pytest.mark.usefixtures("_little_memory")
 def test_template_that_blows_up_is_refused_with_the_reason(source: str) -> None:
     with pytest.raises(TemplateRefused, match=r"cannot render this conversation: (it|Range) .+"):
