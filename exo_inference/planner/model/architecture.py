@@ -138,6 +138,17 @@ class Architecture:
         return tuple((layer, counts[key]) for key, layer in unique.items())
 
     @cached_property
+    def layer_halves(self) -> tuple[int, ...]:
+        """The halves of each of `layer_counts`."""
+        return tuple(layer.count_halves() for layer, _ in self.layer_counts)
+
+    @cached_property
+    def num_halves(self) -> int:
+        """Halves of all layers."""
+        counts = (count for _, count in self.layer_counts)
+        return sum(count * halves for count, halves in zip(counts, self.layer_halves, strict=True))
+
+    @cached_property
     def _weight_sets(self) -> tuple[tuple[tuple[Weight, ...], int], ...]:
         inner = tuple((layer.weights, count) for layer, count in self.layer_counts)
         return ((self.outer_weights, 1), *inner)

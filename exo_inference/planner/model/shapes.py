@@ -121,6 +121,9 @@ class KvSpec:
         return max(1, self.num_heads // tensor_parallel_size)
 
 
+_FEED_FORWARD = frozenset({"mlp", "routed_experts", "shared_experts"})
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer: its weights, and its cache (None: it has none of its own)."""
@@ -131,6 +134,14 @@ class Layer:
     uses_moe: bool = False
     unstored: tuple[Weight, ...] = ()
     """Rows of fused projections that an engine has though no checkpoint fills them, in the format of the queries'."""
+
+    def count_halves(self) -> int:
+        """Return 2 for attention (or states) and a feed-forward, 1 for a layer that is one of them."""
+        parts = {weight.part for weight in self.weights}
+        has_feed_forward, has_mixer = bool(parts & _FEED_FORWARD), bool(parts - _FEED_FORWARD)
+        return max(
+            1, has_feed_forward + (self.kv is not None or (has_mixer and not has_feed_forward))
+        )
 
 
 @dataclass(frozen=True, slots=True)

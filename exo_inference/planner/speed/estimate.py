@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.shapes import KvKind, Layer
+from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.speed.figures import SOURCE, BatchSpeed, PromptSpeed, Speed
 from exo_inference.planner.speed.inputs import SpeedInputs, arithmetic
 from exo_inference.planner.speed.operations import (
@@ -194,21 +194,12 @@ def floor_seconds(inputs: SpeedInputs) -> float:
     experts = constants.experts
     if inputs.model.model_type in inputs.rules.chooses_slowly:
         experts += constants.early_groups
-    for layer, count in inputs.model.layer_counts:
+    model = inputs.model
+    for (layer, count), halves in zip(model.layer_counts, model.layer_halves, strict=True):
         routed = experts if layer.uses_moe else 0.0
         latent = constants.latent if layer.kv and layer.kv.kind is KvKind.LATENT else 0.0
-        total += count * (_num_halves(layer) * constants.layer + routed + latent)
+        total += count * (halves * constants.layer + routed + latent)
     return total
-
-
-def _num_halves(layer: Layer) -> int:
-    """Return 2 for attention (or states) and a feed-forward, 1 for a layer that is one of them."""
-    has_feed_forward = any(weight.part in _FEED_FORWARD for weight in layer.weights)
-    has_mixer = any(weight.part not in _FEED_FORWARD for weight in layer.weights)
-    return max(1, has_feed_forward + (layer.kv is not None or (has_mixer and not has_feed_forward)))
-
-
-_FEED_FORWARD = frozenset({"mlp", "routed_experts", "shared_experts"})
 
 
 def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
@@ -286,8 +277,7 @@ def _cached_tokens(model: Architecture, context: int) -> float:
 
 def num_reduces(inputs: SpeedInputs) -> int:
     """Return how often ranks add up what each has computed: after every half of a layer."""
-    halves = sum(count * _num_halves(layer) for layer, count in inputs.model.layer_counts)
-    return halves if inputs.ranks.tensor > 1 else 0
+    return inputs.model.num_halves if inputs.ranks.tensor > 1 else 0
 
 
 def communication_seconds(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
