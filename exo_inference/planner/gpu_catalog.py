@@ -169,9 +169,8 @@ _COMMON_NAMES: Mapping[str, str] = {
     "a100-40": "a100-40gb-sxm", "a100-40gb": "a100-40gb-sxm", "a100-80gb-pcie": "a100-80gb-pcie",
     "h100": "h100-sxm", "h100-80gb": "h100-sxm", "h100-sxm5": "h100-sxm", "h100-80gb-hbm3": "h100-sxm",
     "h200-141gb": "h200", "v100": "v100-16gb", "rtx-pro-6000-blackwell": "rtx-pro-6000",
-    "rtx-pro-6000-server": "rtx-pro-6000", "a5000": "rtx-a5000", "4090": "rtx-4090", "3090": "rtx-3090",
-    "5090": "rtx-5090", "3080-ti": "rtx-3080-ti", "6000-ada": "rtx-6000-ada",
-    "a100-sxm4-80gb": "a100-80gb-sxm", "a100-sxm4-40gb": "a100-40gb-sxm", "l40s-48gb": "l40s",
+    "rtx-pro-6000-server": "rtx-pro-6000", "orin": "jetson-agx-orin-64gb", "thor": "jetson-thor",
+    "v100-sxm2-16gb": "v100-16gb", "v100-sxm2-32gb": "v100-32gb", "a100-sxm4-80gb": "a100-80gb-sxm", "a100-sxm4-40gb": "a100-40gb-sxm", "l40s-48gb": "l40s",
 }  # fmt: skip
 
 
@@ -336,7 +335,8 @@ def _by_name() -> Mapping[str, Gpu]:
     for key, entry in _entries().items():
         for alias in [*entry["aliases"], entry["name"]]:
             found[_normalise(alias)] = gpus[key]
-    return {**found, **{name: gpus[key] for name, key in _COMMON_NAMES.items()}, **gpus}
+    bare = {key.removeprefix("rtx-").removeprefix("rx-"): gpu for key, gpu in gpus.items()}
+    return {**bare, **found, **{name: gpus[key] for name, key in _COMMON_NAMES.items()}, **gpus}
 
 
 @cache
@@ -389,7 +389,7 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         family=family.get("name"),
         usd_per_hour=prices,
         price_source=source,
-        max_count=max(prices, default=8) if family else 8,
+        max_count=max(prices, default=8) if family else 1 if entry.get("unified") else 8,
         marketing_gb=entry["marketing_gb"],
         source=entry["source"],
     )

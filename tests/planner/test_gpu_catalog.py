@@ -20,6 +20,7 @@ from exo_inference.planner.gpu_catalog import GIB
         ("A100-80GB", "a100-80gb-sxm"), ("L4", "l4"), ("RTX 4090", "rtx-4090"), ("NVIDIA L40S", "l40s"),
         ("NVIDIA GB10 (DGX Spark)", "gb10"), ("rtx a5000 24gb", "rtx-a5000"),
         ("rtx4090", "rtx-4090"), ("H100SXM", "h100-sxm"), ("rx7900xtx", "rx-7900-xtx"), ("RTX4090D", "rtx-4090-d"),
+        ("3060", "rtx-3060"), ("5070ti", "rtx-5070-ti"), ("7900xtx", "rx-7900-xtx"), ("Tesla V100-SXM2-16GB", "v100-16gb"), ("thor", "jetson-thor"),
         ("NVIDIA L40", "l40"), ("RTX 4080 SUPER", "rtx-4080-super"), ("RTX 3090 Ti", "rtx-3090-ti"),
         ("RTX 3080 12GB", "rtx-3080-12gb"), ("Jetson AGX Orin 64GB", "jetson-agx-orin-64gb"), ("Jetson AGX Orin 32GB", "jetson-agx-orin-32gb"),
         ("RTX A4500", "rtx-a4500"), ("Quadro RTX 8000", "quadro-rtx-8000"), ("T4G", "t4g"), ("Tesla P40", "p40"), ("TITAN RTX", "titan-rtx"),
@@ -225,3 +226,17 @@ def test_a_name_without_a_size_says_which_of_several_it_was_taken_for(
 @pytest.mark.parametrize("name", ["H100", "gpu2", "H200", "L4", "rtx-4090", "H20", "A800"])
 def test_a_name_of_one_size_alone_says_nothing(name: str) -> None:
     assert find_gpu(name).note == ""
+
+
+def test_all_geforce_cards_multiply_with_sums_in_float32() -> None:
+    """Which is a quarter of their int8; with sums in FP16 it would be half. Workstation cards have no such gap."""
+    cards = [gpu for gpu in load_gpus().values() if "GeForce" in gpu.name]
+    assert len(cards) > 20
+    for gpu in cards:
+        assert gpu.tflops["fp16"] * 4 == pytest.approx(gpu.tflops["int8"], rel=0.03), gpu.key
+
+
+def test_a_board_with_its_own_memory_for_all_has_one_gpu() -> None:
+    for name in ("gb10", "jetson-orin", "jetson-thor"):
+        found = plan(find_model("Qwen/Qwen3-8B"), find_gpu(name), 4, EngineParameters())
+        assert any("a machine has 1 " in problem.detail for problem in found.problems)
