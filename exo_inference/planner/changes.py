@@ -17,8 +17,9 @@ from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.releases import prompts
-from exo_inference.planner.releases.checkpoints import lacks_allowance
-from exo_inference.planner.releases.gpus import row_of
+from exo_inference.planner.releases.checkpoints import check_release, lacks_allowance
+from exo_inference.planner.releases.classes import check_class
+from exo_inference.planner.releases.gpus import check_gpu
 from exo_inference.planner.releases.own_code import own_code_values
 from exo_inference.planner.releases.splits import is_unsplit
 from exo_inference.planner.verdict import Plan
@@ -146,18 +147,32 @@ _LESS_EXACT = frozenset({"dtype", "quantization", "kv_cache_dtype"})
 
 
 def _release_changes(wanted: Wanted, releases: tuple[str, ...]) -> Iterator[Change]:
-    """Take the newest release with kernels for the GPU, where the one that was asked for has none."""
-    rules = wanted.parameters.rules
-    served = row_of(wanted.gpu, rules)
-    if served is None or served.has(rules.version):
+    """Take the newest release with kernels for the GPU that reads and serves the checkpoint, where the one asked for does not."""
+    if _is_served(wanted):
         return
     known = {version: each for each in releases if (version := parse_version(each)) is not None}
-    able = [version for version in known if served.has(version)]
-    if able:
-        release = known[max(able)]
-        effect = f"{rules.title} {release}, the newest with kernels for {wanted.gpu.name}, instead of {rules.release}"
-        changed = wanted.with_flags(engine_version=release)
-        yield Change("engine-version", 1.0, effect, changed)
+    for version in sorted(known, reverse=True):
+        changed = wanted.with_flags(engine_version=known[version])
+        if _is_served(changed):
+            rules = wanted.parameters.rules
+            serves = "that serves it"
+            if check_gpu(wanted.gpu, rules):
+                serves = f"with kernels for {wanted.gpu.name}"
+            effect = (
+                f"{rules.title} {known[version]}, the newest {serves}, instead of {rules.release}"
+            )
+            yield Change("engine-version", 1.0, effect, changed)
+            return
+
+
+def _is_served(wanted: Wanted) -> bool:
+    """Whether the release has kernels for the GPU, a class for the model, and reads its format."""
+    rules = wanted.parameters.rules
+    return not (
+        check_gpu(wanted.gpu, rules)
+        or check_release(wanted.model, wanted.parameters)
+        or check_class(wanted.model, rules)
+    )
 
 
 def _state_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:

@@ -94,3 +94,24 @@ def test_a_gpu_that_the_release_serves_is_offered_no_other_release() -> None:
     judged = judge(Subject(find_model("Qwen/Qwen3-8B"), find_gpu("T4"), 1))
     assert judged.advice
     assert all("engine-version" not in each.kinds for each in judged.advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "offered"),
+    [
+        ("unsloth/Qwen3-8B-bnb-4bit", "0.28.0", "0.27.1"),
+        ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "0.28.0", "0.23.0"),
+        ("Qwen/Qwen3.6-35B-A3B-FP8", "0.12.0", None),  # no class yet: any later one
+    ],
+)
+def test_a_release_is_offered_that_reads_the_format_and_has_the_class(
+    name: str, asked: str, offered: str | None
+) -> None:
+    subject = Subject(find_model(name), find_gpu("H100"), 1, engine_version=asked)
+    judged = judge(subject)
+    assert judged.verdict is Verdict.REFUSED
+    others = [each for each in judged.advice if each.kinds == ("engine-version",)]
+    assert len(others) == 1
+    again = judge(pasted(subject, (), others[0].options), with_advice=False)
+    assert again.verdict is Verdict.FITS
+    assert offered is None or others[0].options == (f"--inference-engine-version={offered}",)

@@ -68,3 +68,13 @@ def test_the_arithmetic_of_a_refused_plan_has_no_negative_sizes() -> None:
     available = next(step for step in steps if step.title == "Available for the KV cache")
     assert available.result.count("too little") == 3
     assert [step for step in steps if _NEGATIVE.search(f"{step.formula} {step.result}")] == []
+
+
+def test_no_request_of_one_token_is_told_of_and_no_lack_of_nothing() -> None:
+    """Where the middle of the estimate leaves nothing, an engine that takes what fits would take one token."""
+    tight = plan(
+        find_model("Qwen/Qwen3.6-35B-A3B"), find_gpu("RTX PRO 4000"), 4,
+        EngineParameters(engine="sglang"),
+    )  # fmt: skip
+    details = [problem.detail for each in (tight, *_plans("sglang")) for problem in each.problems]
+    assert [text for text in details if "of 1 tokens" in text or "are 0.00 GiB" in text] == []

@@ -75,15 +75,10 @@ since 0.20.0, and was served by NVIDIA's images before; 12.1 runs kernels of 12.
 0.10.2 is the first with gfx950, vLLM's own has it since 0.11.0."""
 
 
-def row_of(gpu: Gpu, rules: EngineRules) -> Served | None:
-    """Return which releases serve a GPU, where not all do."""
-    kind: GpuKind = gpu.gfx if gpu.capability is None else gpu.capability
-    return rules.gpus.get(kind)
-
-
 def check_gpu(gpu: Gpu, rules: EngineRules) -> list[Problem]:
     """Return why this release runs on no GPU of that kind, where it is known which ones do."""
-    served = row_of(gpu, rules)
+    kind: GpuKind = gpu.gfx if gpu.capability is None else gpu.capability
+    served = rules.gpus.get(kind)
     if served is None or served.has(rules.version):
         return []
     shown = gpu.gfx if gpu.capability is None else f"compute capability {gpu.capability}"

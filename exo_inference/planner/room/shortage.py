@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from exo_inference.planner.gpu_catalog import GIB
+from exo_inference.planner.gpu_catalog import GIB, MIB
 from exo_inference.planner.problem import Problem
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def tight_problems(setting: Setting, stage: Stage, room: Room) -> list[Problem]:
         left = "nothing is left for the KV cache"
     needed = room.needed_blocks * stage.layout.bytes_per_block if stage.layout is not None else 0
     detail = f"at worst {left}"
-    if needed:
+    if needed and room.length > 1:  # else nothing is left in the middle of the estimate either
         detail += f", one request of {room.length:,} tokens needs {_gib(needed)}"
     return [Problem("memory", detail, refuses=False)]
 
 
 def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB"
+    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB / 100 else f"{size / MIB:.2f} MiB"
