@@ -107,3 +107,11 @@ def test_a_variant_of_a_model_whose_own_files_are_quantized_is_refused_unless_it
     assert base in (error.value.hint or "")
     assert (f"{name}-BF16" in (error.value.hint or "")) is name.startswith("me/")
     assert find_model(f"{name}-BF16").quantization is None
+
+
+def test_a_merge_of_models_in_blocks_of_8_bit_is_stored_in_them() -> None:
+    merged, base = (
+        find_model(name)
+        for name in ("tngtech/DeepSeek-TNG-R1T2-Chimera", "deepseek-ai/DeepSeek-R1")
+    )
+    assert merged.quantization == base.quantization is not None
