@@ -133,3 +133,8 @@ def test_a_fine_tune_whose_config_was_not_read_says_where_its_length_is_from() -
     said, unsaid = find_model("nvidia/OpenMath-Nemotron-7B"), find_model("Qwen/Qwen3-8B")
     assert any(words in note for note in said.notes)
     assert not any(words in note for note in unsaid.notes)
+
+
+def test_a_classifier_of_many_languages_has_their_vocabulary() -> None:
+    parameters = find_model("meta-llama/Prompt-Guard-86M").num_parameters
+    assert parameters == pytest.approx(279e6, rel=0.005)
