@@ -26,6 +26,7 @@ from exo_inference.planner.model.name_words import (
     nearest_names,
     other_context,
     read_words,
+    sized_name,
     strip_quantization,
     typed_name,
     why_no_fine_tune,
@@ -117,6 +118,8 @@ def find_model(name: str) -> Architecture:
         found = find_model(typed)
         notes = tuple(note.replace(typed, name.strip()) for note in found.notes)
         return replace(found, name=name.strip(), notes=notes)
+    if (sized := sized_name(name)) is not None:
+        raise _unknown(name, _nearest(sized), "a name of the Hub has no ':'")
     wrong = why_no_name(name)
     if wrong is not None:
         raise UsageError(wrong[0], hint=wrong[1])
