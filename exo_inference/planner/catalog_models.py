@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
@@ -24,9 +23,10 @@ from exo_inference.planner.model.name_words import (
     UNQUANTIZED,
     NameWords,
     distance,
-    has_same_kind,
+    nearest_names,
     other_context,
     read_words,
+    sized_name,
     strip_quantization,
     typed_name,
     why_no_fine_tune,
@@ -118,6 +118,8 @@ def find_model(name: str) -> Architecture:
         found = find_model(typed)
         notes = tuple(note.replace(typed, name.strip()) for note in found.notes)
         return replace(found, name=name.strip(), notes=notes)
+    if (sized := sized_name(name)) is not None:
+        raise _unknown(name, _nearest(sized), "a name of the Hub has no ':'")
     wrong = why_no_name(name)
     if wrong is not None:
         raise UsageError(wrong[0], hint=wrong[1])
@@ -172,16 +174,7 @@ def _check_sized(name: str, words: NameWords) -> None:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return up to three bundled names like this one: an organisation, and how letters are written, may be wrong."""
-    known = _by_lower_name()
-    short = name.strip().lower().rpartition("/")[2]
-    whole = re.compile(rf"(?:^|[-_.]){re.escape(short)}(?:[-_.]|$)")
-    within = [each for each in known if "/" not in each and len(short) > 4 and whole.search(each)]
-    near = sorted(within, key=len)[:3]
-    near += get_close_matches(name.strip().lower(), known, n=3, cutoff=0.75)
-    near += get_close_matches(short, known, n=3, cutoff=0.6)
-    meant = dict.fromkeys(known[each] for each in near)
-    return [each for each in meant if has_same_kind(short, each.rpartition("/")[2])][:3]
+    return nearest_names(name, _by_lower_name())
 
 
 def find_draft(name: str | None) -> Architecture | None:
@@ -202,14 +195,20 @@ def read_entry(name: str) -> Architecture:
         hf_quant_config=entry.get("hf_quant_config"),
         source=entry["source"],
     )
-    return (
-        found if entry.get("is_checked", True) else replace(found, notes=(*found.notes, _UNCHECKED))
-    )
+    return replace(found, notes=(*found.notes, *_notes_of(entry)))
+
+
+def _notes_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    if entry.get("is_checked", True):
+        return ()
+    is_of_a_base = "whose shape it keeps" in entry["source"]
+    return (_UNCHECKED, _UNREAD) if is_of_a_base else (_UNCHECKED,)
 
 
 _UNCHECKED = (
     "its parameter count was not checked by instantiating its config: weights may be off by 1 %"
 )
+_UNREAD = "its config.json was not read: the longest request is that of its card or of the model that it was trained from"
 
 
 def quantized_siblings(model: Architecture) -> tuple[Architecture, ...]:

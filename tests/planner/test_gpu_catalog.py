@@ -102,6 +102,18 @@ def test_an_unknown_model_names_the_nearest() -> None:
     assert "Qwen" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("llama3", "meta-llama/Llama-3.1-8B"), ("gemma3", "google/gemma-3-1b-it"), ("qwen3:8b", "Qwen/Qwen3-8B"), ("llama3:70b", "meta-llama/Meta-Llama-3-70B"), ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B"), ("gpt-oss:20b", "openai/gpt-oss-20b")],
+)  # fmt: skip
+def test_a_name_as_ollama_writes_it_offers_the_model_of_its_owner_first(
+    name: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        find_model(name)
+    assert (refused.value.hint or "").startswith(f"Did you mean {meant}")
+
+
 def test_a_geforce_may_have_more_memory_under_windows_and_hardly_less() -> None:
     """PyTorch prints 31.34 to 31.39 GiB under Linux, 31.84 under Windows."""
     gpu = find_gpu("RTX 5090")

@@ -107,3 +107,34 @@ def test_a_variant_of_a_model_whose_own_files_are_quantized_is_refused_unless_it
     assert base in (error.value.hint or "")
     assert (f"{name}-BF16" in (error.value.hint or "")) is name.startswith("me/")
     assert find_model(f"{name}-BF16").quantization is None
+
+
+def test_a_merge_of_models_in_blocks_of_8_bit_is_stored_in_them() -> None:
+    merged, base = (
+        find_model(name)
+        for name in ("tngtech/DeepSeek-TNG-R1T2-Chimera", "deepseek-ai/DeepSeek-R1")
+    )
+    assert merged.quantization == base.quantization is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [
+        *((f"miromind-ai/MiroThinker-v1.0-{size}", 262144) for size in ("8B", "30B", "72B")),
+        *((f"nvidia/OpenReasoning-Nemotron-{size}", 131072) for size in ("1.5B", "7B", "14B", "32B")),
+    ],
+)  # fmt: skip
+def test_a_fine_tune_for_longer_texts_allows_them(name: str, longest: int) -> None:
+    assert find_model(name).max_model_len == longest
+
+
+def test_a_fine_tune_whose_config_was_not_read_says_where_its_length_is_from() -> None:
+    words = "its config.json was not read: the longest request is that of"
+    said, unsaid = find_model("nvidia/OpenMath-Nemotron-7B"), find_model("Qwen/Qwen3-8B")
+    assert any(words in note for note in said.notes)
+    assert not any(words in note for note in unsaid.notes)
+
+
+def test_a_classifier_of_many_languages_has_their_vocabulary() -> None:
+    parameters = find_model("meta-llama/Prompt-Guard-86M").num_parameters
+    assert parameters == pytest.approx(279e6, rel=0.005)

@@ -76,6 +76,12 @@ def test_chatglm_writes_though_its_class_is_called_a_model(name: str) -> None:
     assert not find_model(name).is_embedding
 
 
+def test_a_model_for_embedded_devices_generates_and_one_for_embeddings_does_not() -> None:
+    assert not find_model("FreedomIntelligence/openPangu-Embedded-7B-V1.1").is_embedding
+    for name in ("Qwen/Qwen3-Embedding-0.6B", "nvidia/llama-3.2-nv-embedqa-1b-v2"):
+        assert find_model(name).is_embedding
+
+
 @pytest.mark.parametrize(
     ("name", "base"),
     [

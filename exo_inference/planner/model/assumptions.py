@@ -68,9 +68,10 @@ def _is_class_of(name: str, fields: ConfigFields) -> bool:
     return any(a.startswith(b) or b.startswith(a) for a in names for b in types if b)
 
 
-_EMBEDS = re.compile(r"embed|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
+_EMBEDS = re.compile(r"embed(?!ded)|(?:^|[/_-])(?:e5|bge|gte)[_-]", re.IGNORECASE)
 """Names of decoders that embed. Their files say so to vLLM, beside a config.json that may name a class that generates
-(config/model.py, `_get_default_runner_type`: "Some Sentence Transformers models use *ForCausalLM archs")."""
+(config/model.py, `_get_default_runner_type`: "Some Sentence Transformers models use *ForCausalLM archs").
+A model that is called embedded is one for small devices, and generates."""
 _RANKS = re.compile("rerank", re.IGNORECASE)
 """Names of decoders that score a pair of texts, by what they make of the next token."""
 _WITHOUT_HEAD = re.compile(

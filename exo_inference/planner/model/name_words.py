@@ -7,7 +7,9 @@ bundled is not.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
 from exo_inference.planner.model.quantization import GGUF_BITS, gguf_type_of
@@ -256,3 +258,36 @@ def has_same_kind(name: str, other: str) -> bool:
     return any(is_slip(words[0][0], each) for each in words[1]) or any(
         is_slip(words[1][0], each) for each in words[0]
     )
+
+
+def nearest_names(name: str, known: Mapping[str, str]) -> list[str]:
+    """Return up to three known names like this one: an organisation, and how letters are written, may be wrong.
+
+    Args:
+        name: the name that is not known.
+        known: names by their small letters, with the organisation and without.
+    """
+    short = name.strip().lower().rpartition("/")[2]
+    parts = re.findall(r"[a-z]+|[^a-z]+", short)
+    spelled = r"[-_.]?".join(re.escape(part.strip("-_.")) for part in parts)
+    whole = re.compile(rf"(?:^|[-_.]){spelled}(?:[-_.]|$)")
+    within = [each for each in known if "/" not in each and len(short) > 4 and whole.search(each)]
+    near = sorted(within, key=lambda each: (_is_by_another(known[each], parts[0]), len(each)))[:3]
+    near += get_close_matches(name.strip().lower(), known, n=3, cutoff=0.75)
+    near += get_close_matches(short, known, n=3, cutoff=0.6)
+    meant = dict.fromkeys(known[each] for each in near)
+    return [each for each in meant if has_same_kind(short, each.rpartition("/")[2])][:3]
+
+
+def _is_by_another(known: str, word: str) -> bool:
+    """Whether the owner of a model is not called by the word that names begin with (`meta-llama`, `Qwen`)."""
+    return word not in known.lower().partition("/")[0]
+
+
+_SIZE_TAG = re.compile(r"(?P<model>[^:]+):(?P<size>\d+(\.\d+)?b)\b[^/]*", re.IGNORECASE)
+
+
+def sized_name(name: str) -> str | None:
+    """Return a name with its size behind a colon, as Ollama has them (`qwen3:8b`), as the Hub does; None of others."""
+    match = _SIZE_TAG.fullmatch(name.strip())
+    return None if match is None else f"{match['model']}-{match['size']}"
