@@ -121,11 +121,13 @@ def test_a_wrong_description_names_table_and_field(entry: dict[str, Any], words:
     [
         ("[a]\nx = " + "[" * 100_000, "nested too deeply"),
         ("[a]\nmemory-gib = " + "9" * 5000, "not valid TOML"),
+        ("[a]\nmemory-gib" + ".a" * 5000 + " = 1", "memory-gib is nested too deeply"),
         ("[a]\nmemory-gib = 0x" + "f" * 5000, "memory-gib is a number of"),
         ("[a", "not valid TOML"),
         ("memory-gib = 48", "outside a table"),
         ("[a]\nx = 1", "GPU 'a'"),
     ],
+    ids=["lists", "digits", "dotted keys", "hexadecimal", "cut off", "no table", "field"],
 )
 def test_a_broken_file_says_what_is_wrong(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
