@@ -6,7 +6,6 @@ what a model comes to is the planner's work.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ MAX_CONFIG_BYTES = 16 * 2**20
 MAX_INDEX_BYTES = 64 * 2**20
 
 TOKENIZER_NAME = "tokenizer.json"
-_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 def describe(
@@ -37,15 +35,3 @@ def weight_names(names: Iterable[str]) -> list[str]:
     """Return the files that an engine would load, without the original authors' second copy."""
     found = sorted(name for name in names if name.endswith(".safetensors"))
     return [name for name in found if not name.startswith("consolidated")] or found
-
-
-def gguf_parts(paths: Iterable[str]) -> list[str]:
-    """Return the parts of one GGUF file: of several, the engine loads the one that it is told, else the first.
-
-    An encoder of images lies beside the weights in a file of its own, and is taken where there is nothing else.
-    """
-    packed = sorted(
-        (path for path in paths if path.endswith(".gguf")), key=lambda path: path.split("/")
-    )
-    packed = [path for path in packed if "mmproj" not in path.rpartition("/")[2]] or packed
-    return [path for path in packed if _PART.sub("", path) == _PART.sub("", packed[0])]

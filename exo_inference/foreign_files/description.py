@@ -7,6 +7,7 @@ its name and size, also in a folder of the directory. Runs in the child.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from exo_inference.foreign_files.bounded_reads import (
 )
 from exo_inference.foreign_files.config_bounds import check_counts
 from exo_inference.foreign_files.errors import ForeignFileError, MissingFile
+from exo_inference.foreign_files.gguf import choose_file
 from exo_inference.foreign_files.safetensors import parse_header, read_tensors
 from exo_inference.model_description import (
     CONFIG_NAME,
@@ -26,7 +28,6 @@ from exo_inference.model_description import (
     MAX_INDEX_BYTES,
     QUANTIZATION_NAME,
     describe,
-    gguf_parts,
     weight_names,
 )
 from exo_inference.planner.model.architecture import Architecture
@@ -116,8 +117,9 @@ def _with_weights(model: Architecture, directory: Path) -> Architecture:
         tensors = (tensor for name in weights for tensor in read_tensors(directory / name))
         return with_tensors(model, tensors)
     files = list_tree(directory)  # types of GGUF often have folders of their own
-    if parts := gguf_parts(files):
-        return with_gguf(model, parts[0], sum(files[each].stat().st_size for each in parts))
+    if (packed := choose_file(files)) is not None:
+        found = with_gguf(model, packed.path, packed.num_bytes)
+        return replace(found, notes=(*found.notes, packed.note)) if packed.note else found
     index = _try_object(directory / INDEX_NAME)
     return model if index is None else with_index(model, index)
 

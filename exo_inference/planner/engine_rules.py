@@ -223,10 +223,13 @@ class EngineRules:
         return f"--{self.flags.get(name, name)}"
 
 
+_MOST_DIGITS = 9
+
+
 def parse_version(text: str) -> Version | None:
     """Return major, minor and patch of a version text (`0.26.1rc1.dev156`), or None."""
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    if match is None:
+    if match is None or max(len(part or "") for part in match.groups()) > _MOST_DIGITS:
         return None
     return int(match.group(1)), int(match.group(2)), int(match.group(3) or 0)
 

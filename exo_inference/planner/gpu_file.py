@@ -24,6 +24,9 @@ _VENDORS = ("nvidia", "amd")
 _NATIVE = ("fp16", "bf16", "fp8", "int8", "mxfp4", "nvfp4")
 _ARITHMETIC = ("fp16", "bf16", "fp8", "int8", "fp4")
 _EXAMPLE = "For example: memory-mib = 24564, bandwidth-gbps = 768, tflops = {bf16 = 111}."
+_FORM = "Write one table per GPU: [my-gpu]."
+_LEAST = 1e-3
+"""Of all numbers: far below any GPU's, and no time that is divided by it is endless."""
 _SOURCE = "the user's GPU file"
 
 
@@ -38,10 +41,10 @@ def load_user_gpus(text: str) -> Mapping[str, Gpu]:
     """
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise UsageError(
-            f"the GPU file is not valid TOML: {exc}", hint="Write one table per GPU: [my-gpu]."
-        ) from exc
+    except RecursionError as exc:
+        raise UsageError("the GPU file is nested too deeply", hint=_FORM) from exc
+    except ValueError as exc:  # also of a number of thousands of digits, which Python does not read
+        raise UsageError(f"the GPU file is not valid TOML: {exc}", hint=_FORM) from exc
     found: dict[str, Gpu] = {}
     for key, entry in tables.items():
         if not isinstance(entry, dict):
@@ -128,6 +131,8 @@ def _number(key: str, entry: Mapping[str, Any], name: str, *, shown: str = "") -
         raise UsageError(f"GPU {key!r} has no {shown or name}", hint=_EXAMPLE)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         raise _wrong(key, shown or name, value, "a number above 0")
+    if value < _LEAST:
+        raise _wrong(key, shown or name, value, f"at least {_LEAST:g}")
     return float(value)
 
 
@@ -169,4 +174,10 @@ def _choice(key: str, name: str, value: object, choices: tuple[str, ...]) -> str
 
 
 def _wrong(key: str, name: str, value: object, expected: str) -> UsageError:
-    return UsageError(f"GPU {key!r}: {name} is {value!r:.40}, expected {expected}", hint=_EXAMPLE)
+    try:
+        shown = f"{value!r:.40}"
+    except ValueError:  # hexadecimal digits are read without a limit, and not written so
+        shown = "a number of thousands of digits"
+    except RecursionError:  # keys with thousands of dots
+        shown = "nested too deeply"
+    return UsageError(f"GPU {key!r}: {name} is {shown}, expected {expected}", hint=_EXAMPLE)

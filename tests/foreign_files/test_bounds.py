@@ -235,6 +235,64 @@ def test_gguf_files_in_folders_are_looked_at(model: Path) -> None:
     assert any("8.00 GiB, more than its type explains" in note for note in found.notes)
 
 
+def test_the_directorys_own_gguf_file_wins_over_those_in_its_folders(model: Path) -> None:
+    _of_gguf(model)
+    _put_large(model / "draft" / "tiny-Q2_K.gguf", 2**34)
+    _put_large(model / "m-F16.gguf", 2**33)
+    notes = describe_model(model, "m").notes
+    assert any("those of m-F16.gguf" in note for note in notes)
+    assert any("m-F16.gguf is planned, not draft/tiny-Q2_K.gguf" in note for note in notes)
+
+
+def test_of_several_gguf_files_the_largest_is_planned_and_named(model: Path) -> None:
+    _of_gguf(model)
+    _put_large(model / "a-Q2_K.gguf", 2**32)
+    _put_large(model / "b-Q8_0.gguf", 2**33)
+    _put_large(model / "c-Q4_K_M.gguf", 2**31)
+    notes = describe_model(model, "m").notes
+    assert any("b-Q8_0.gguf is planned, not a-Q2_K.gguf, c-Q4_K_M.gguf" in note for note in notes)
+    for part in (1, 2):  # which the engine's image prefers
+        _put_large(model / "Q6_K" / f"m-Q6_K-0000{part}-of-00002.gguf", 2**30)
+    assert any("those of Q6_K/m-Q6_K-00001" in note for note in describe_model(model, "m").notes)
+
+
+@pytest.mark.parametrize("kind", ["dangling", "loop", "folder", "pipe", "device", "short"])
+def test_what_is_no_gguf_file_is_refused_where_it_is_alone_and_else_passed_over(
+    model: Path, tmp_path: Path, kind: str
+) -> None:
+    _of_gguf(model)
+    file = model / "a-Q4_K_M.gguf"
+    (tmp_path / "elsewhere").mkdir()
+    targets = {"dangling": "nowhere", "loop": file.name, "device": "/dev/zero"}
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "short":
+        file.write_bytes(b"GGUF" + bytes(19))
+    else:
+        file.symlink_to(targets.get(kind, tmp_path / "elsewhere"))
+    with pytest.raises(ForeignFileError, match=r"^a-Q4_K_M\.gguf (cannot be read|is no|has 23)"):
+        describe_model(model, "m", is_strict=True)
+    _put_large(model / "folder" / "tiny-Q2_K.gguf", 2**20)
+    with pytest.raises(ForeignFileError, match=r"^a-Q4_K_M\.gguf "):
+        describe_model(
+            model, "m", is_strict=True
+        )  # not what lies in a folder, in the place of the model's own
+    _put_large(model / "b-Q8_0.gguf", 2**32)
+    assert any("those of b-Q8_0.gguf" in note for note in describe_model(model, "m").notes)
+
+
+def test_a_missing_part_of_a_gguf_file_is_told(model: Path) -> None:
+    _of_gguf(model)
+    for part in (1, 3):
+        _put_large(model / f"m-Q8_0-0000{part}-of-00003.gguf", 2**30)
+    missing = r"m-Q8_0-00002-of-00003\.gguf is missing: 2 of 3 parts"
+    with pytest.raises(ForeignFileError, match=missing):
+        describe_model(model, "m", is_strict=True)
+    (model / "m-Q8_0-00002-of-00003.gguf").symlink_to("nowhere")
+    with pytest.raises(ForeignFileError, match=r"m-Q8_0-00002-of-00003\.gguf cannot be read"):
+        describe_model(model, "m", is_strict=True)
+
+
 def test_no_more_folders_are_looked_through_than_a_model_has(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

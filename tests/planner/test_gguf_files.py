@@ -56,11 +56,11 @@ def test_a_directory_with_parts_of_a_gguf_file_is_planned_by_them(tmp_path: Path
     config = load_models()["Qwen/Qwen3-0.6B"]["config"]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for part in (1, 2):
-        (tmp_path / f"qwen-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"GGUF")
+        (tmp_path / f"qwen-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"GGUF" * 6)
     model = describe_model(tmp_path, "qwen")
     assert model.quantization is not None
     assert model.quantization.default.name == "gguf-Q8_0"
-    assert model.checkpoint_bytes is None  # eight bytes are not the whole file
+    assert model.checkpoint_bytes is None  # 48 bytes are not the whole file
     assert any("Q8_0 by its name" in note for note in model.notes)
 
 

@@ -93,6 +93,10 @@ def test_a_users_gpu_wins_over_a_bundled_one_of_that_name() -> None:
         ({"memory-gib": 48, "bandwidth-gbps": 1, "tflops": {"fp8": -1}}, "tflops.fp8 is -1"),
         ({"memory-gib": 48, "bandwidth-gbps": True}, "bandwidth-gbps is True"),
         ({"memory-gib": 48, "bandwidth-gbps": float("nan")}, "bandwidth-gbps is nan"),
+        ({"memory-gib": 48, "bandwidth-gbps": 5e-324}, "bandwidth-gbps is 5e-324, expected at least 0.001"),
+        ({"memory-gib": 48, "bandwidth-gbps": 1, "tflops": {"bf16": 1e-300}}, "tflops.bf16 is 1e-300"),
+        ({"memory-gib": 48, "bandwidth-gbps": 1, "link-gbps": 1e-300}, "link-gbps is 1e-300"),
+        ({"memory-gib": 10**5000, "bandwidth-gbps": 1}, "memory-gib is a number of thousands of digits"),
         ({"memory-gib": 48, "bandwidth-gbps": 1, "native": "fp8"}, "native is 'fp8', expected a list"),
         ({"memory-gib": 48, "bandwidth-gbps": 1, "native": ["fp9"]}, "type of native is 'fp9'"),
         ({"memory-gib": 48, "bandwidth-gbps": 1, "nvlink": "yes"}, "nvlink is 'yes'"),
@@ -114,7 +118,16 @@ def test_a_wrong_description_names_table_and_field(entry: dict[str, Any], words:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[a", "not valid TOML"), ("memory-gib = 48", "outside a table"), ("[a]\nx = 1", "GPU 'a'")],
+    [
+        ("[a]\nx = " + "[" * 100_000, "nested too deeply"),
+        ("[a]\nmemory-gib = " + "9" * 5000, "not valid TOML"),
+        ("[a]\nmemory-gib" + ".a" * 5000 + " = 1", "memory-gib is nested too deeply"),
+        ("[a]\nmemory-gib = 0x" + "f" * 5000, "memory-gib is a number of"),
+        ("[a", "not valid TOML"),
+        ("memory-gib = 48", "outside a table"),
+        ("[a]\nx = 1", "GPU 'a'"),
+    ],
+    ids=["lists", "digits", "dotted keys", "hexadecimal", "cut off", "no table", "field"],
 )
 def test_a_broken_file_says_what_is_wrong(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:

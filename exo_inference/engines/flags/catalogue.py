@@ -138,7 +138,7 @@ def nearest_release(version: str) -> str:
     listed = listed_releases()
     if not _VERSION.fullmatch(version):
         raise UnknownRelease(
-            f"{version!r} is not a release of vLLM, expected a number such as {listed[-1]}",
+            f"{version[:64]!r} is not a release of vLLM, expected a number such as {listed[-1]}",
             hint=f"Name one from {listed[0]} to {listed[-1]}.",
         )
     if not _key(listed[0]) <= _key(version) <= _key(listed[-1]):

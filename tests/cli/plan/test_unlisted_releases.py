@@ -79,3 +79,12 @@ def test_what_is_advised_plans_again_and_is_no_deployment_to_create(exo: Exo) ->
 def test_what_nobody_read_is_refused(exo: Exo, version: str, said: str) -> None:
     result = exo(*PLAN, "--inference-engine-version", version)
     assert (result.code, said in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "exo"])
+def test_a_release_of_thousands_of_digits_is_refused_in_short(exo: Exo, engine: str) -> None:
+    version = ("--inference-engine", engine, "--inference-engine-version", "9" * 4301 + ".0.0")
+    result = exo(*PLAN, *version)
+    assert (result.code, result.out) == (2, "")
+    assert "Name one from" in result.err or "Leave the version out" in result.err
+    assert len(result.err) < 500
