@@ -38,9 +38,7 @@ class ChosenFile:
 
 
 def choose_file(files: Mapping[str, os.DirEntry[str]]) -> ChosenFile | None:
-    """Return the GGUF file that is planned, None where no name ends as those of GGUF files do.
-
-    An encoder of images is taken where there is nothing else.
+    """Return the GGUF file that is planned, None where there is none, or an encoder of images alone.
 
     Args:
         files: of the directory and of the folders in it, by path.
@@ -49,7 +47,7 @@ def choose_file(files: Mapping[str, os.DirEntry[str]]) -> ChosenFile | None:
         ForeignFileError: it is no regular file, too short, or a part of it is missing.
     """
     paths = [path for path in files if path.endswith(_ENDING)]
-    paths = [path for path in paths if _PROJECTOR not in path.rpartition("/")[2]] or paths
+    paths = [path for path in paths if _PROJECTOR not in path.rpartition("/")[2]]
     if not paths:
         return None
     sizes: dict[str, int] = {}
