@@ -252,3 +252,14 @@ def test_a_board_with_its_own_memory_for_all_has_one_gpu() -> None:
     for name in ("gb10", "jetson-orin", "jetson-thor"):
         found = plan(find_model("Qwen/Qwen3-8B"), find_gpu(name), 4, EngineParameters())
         assert any("a machine has 1 " in problem.detail for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["https://huggingface.co/Qwen/Qwen3-8B", "hf.co/Qwen/Qwen3-8B", "/Qwen/Qwen3-8B", "/models/Qwen/Qwen3-8B"],
+)  # fmt: skip
+def test_an_address_or_a_path_is_no_name(name: str) -> None:
+    """An engine would be given it as it is, and load nothing."""
+    with pytest.raises(UsageError, match="is no address and no path") as caught:
+        find_model(name)
+    assert caught.value.hint == "Name it Qwen/Qwen3-8B."

@@ -93,8 +93,11 @@ def why_no_name(name: str) -> tuple[str, str] | None:
         form = form or _FORMS["openvino"]  # `-ov-` is also OneVision
         said = f"the model {name!r} is not in the bundled catalogue: by its name it is in {form}"
         return f"{said}, a form that no engine here loads", "Name the files in safetensors or GGUF."
+    if name.count("/") > 1 or name.startswith("/"):
+        said = f"the model {name!r} is not in the bundled catalogue: a name of the Hub is no address and no path"
+        return said, f"Name it {'/'.join(name.strip('/').split('/')[-2:])}."
     repository, colon, mix = name.partition(":")
-    if not colon or mix.startswith("//"):
+    if not colon:
         return None
     if repository and type_of_tag(mix) is not None and "gguf" not in repository.lower():
         said = f"the model {name!r} is not in the bundled catalogue: by its name {repository} has no GGUF files"
