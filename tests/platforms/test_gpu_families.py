@@ -13,9 +13,15 @@ def test_known_gpu_has_the_figures_of_the_catalogue() -> None:
     assert found == find_gpu("gpua5000")
 
 
+def test_a_gpu_that_is_sold_in_two_sizes_is_known_by_the_drivers_name() -> None:
+    for size in (16, 32):
+        found = describe_gpu(f"Tesla V100-SXM2-{size}GB", size * 1024)
+        assert found.key == find_gpu(f"V100 {size}GB").key
+
+
 def test_known_gpu_of_another_size_has_the_memory_of_the_driver() -> None:
-    found = describe_gpu("Tesla V100-SXM2-32GB", 32768)
-    assert found.key == find_gpu("V100").key
+    found = describe_gpu("NVIDIA RTX A5000", 32768)
+    assert found.key == find_gpu("gpua5000").key
     assert 32000 * MIB < found.reported_bytes < 32768 * MIB
     assert found.tflops
 
