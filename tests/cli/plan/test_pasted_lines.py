@@ -79,8 +79,12 @@ def broken_promises(subject: Subject) -> Iterator[str]:
             again.subject.gpu_count,
             again.subject.gpu,
             again.subject.model,
+            again.subject.version,
         )
-        if asked == (subject.flags, subject.gpu_count, subject.gpu, subject.model):
+        before = (
+            subject.flags, subject.gpu_count, subject.gpu, subject.model, subject.version,
+        )  # fmt: skip
+        if asked == before:
             yield f"{line}: changes nothing"
         elif again.verdict is not Verdict.FITS and _UNSURE not in effect:
             yield f"{line}: {again.verdict}, {again.plan_problems}, {again.flag_problems}"
