@@ -6,6 +6,7 @@ what a model comes to is the planner's work.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ MAX_INDEX_BYTES = 64 * 2**20
 
 TOKENIZER_NAME = "tokenizer.json"
 
+GGUF_ENDING = ".gguf"
+"""As the adapter in llama.cpp's image looks for it: in small letters."""
+GGUF_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.DOTALL)
+"""What stands before the ending of a part of a large file."""
+
 
 def describe(
     config: Mapping[str, Any], quantization: Mapping[str, Any] | None, name: str, source: str
@@ -35,3 +41,13 @@ def weight_names(names: Iterable[str]) -> list[str]:
     """Return the files that an engine would load, without the original authors' second copy."""
     found = sorted(name for name in names if name.endswith(".safetensors"))
     return [name for name in found if not name.startswith("consolidated")] or found
+
+
+def holds_gguf_weights(path: str) -> bool:
+    """Whether a file is one of weights in GGUF by its name: an encoder of images (`mmproj`) is a file of its own."""
+    return path.endswith(GGUF_ENDING) and "mmproj" not in path.rpartition("/")[2].lower()
+
+
+def gguf_part_path(stem: str, number: int, total: int) -> str:
+    """Return the path of a part, of which the first has the number 1."""
+    return f"{stem}-{number:05}-of-{total:05}{GGUF_ENDING}"

@@ -7,19 +7,20 @@ The engine's image starts with one file: the only one, or the only one that come
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from exo_inference.foreign_files.errors import ForeignFileError, shown
+from exo_inference.model_description import (
+    GGUF_ENDING,
+    GGUF_PART,
+    gguf_part_path,
+    holds_gguf_weights,
+)
 
 HEADER_BYTES = 24
 """Magic, version and two counts, which each file has: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
-_ENDING = ".gguf"
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.DOTALL)
-_PROJECTOR = "mmproj"
-"""In names of image encoders, which are files of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ def choose_file(files: Mapping[str, os.DirEntry[str]]) -> ChosenFile | None:
     Raises:
         ForeignFileError: it is no regular file, too short, or a part of it is missing.
     """
-    paths = [path for path in files if path.endswith(_ENDING)]
-    paths = [path for path in paths if _PROJECTOR not in path.rpartition("/")[2]]
+    paths = [path for path in files if holds_gguf_weights(path)]
     if not paths:
         return None
     sizes: dict[str, int] = {}
@@ -91,7 +91,7 @@ def _group(paths: Iterable[str]) -> dict[tuple[str, int], list[str]]:
     """Return the files by name and number of parts, 0 for one that is whole."""
     groups: dict[tuple[str, int], list[str]] = {}
     for path in sorted(paths):
-        part = _PART.fullmatch(path)
+        part = GGUF_PART.fullmatch(path.removesuffix(GGUF_ENDING))
         key = (path, 0) if part is None else (part["stem"], int(part["total"]))
         groups.setdefault(key, []).append(path)
     return groups
@@ -112,7 +112,7 @@ def _check_parts(key: tuple[str, int], parts: list[str], broken: Mapping[str, st
             raise ForeignFileError(f"{shown(path)} {broken[path]}", hint=hint)
     there = set(parts)
     for number in range(1, total + 1):
-        path = f"{stem}-{number:05}-of-{total:05}{_ENDING}"
+        path = gguf_part_path(stem, number, total)
         if path not in there:
             raise ForeignFileError(
                 f"{shown(path)} is missing: {len(parts)} of {total} parts of that GGUF file are there",

@@ -12,16 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from exo_inference.hub.base import ModelFile, ModelUnusable
-from exo_inference.model_description import CONFIG_NAME
+from exo_inference.model_description import (
+    CONFIG_NAME,
+    GGUF_ENDING,
+    GGUF_PART,
+    gguf_part_path,
+    holds_gguf_weights,
+)
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})")
 _TYPE = re.compile(
     r"(?:^|[-_.])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F(?:P)?(?:16|32)|MXFP4\w*))$", re.IGNORECASE
 )
-_ENDING = ".gguf"
-"""As the adapter in llama.cpp's image looks for it: in small letters."""
-_PROJECTOR = "mmproj"
-"""In names of image encoders, which are files of their own."""
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What may stand behind the colon (`exo_inference/hub/__init__.py`)."""
 _MOST_SHOWN = 24
@@ -66,9 +67,9 @@ def group_gguf(files: Iterable[ModelFile]) -> dict[str, list[ModelFile]]:
     """Return the parts of every GGUF file of a model, by its path without `.gguf`."""
     found: dict[str, list[ModelFile]] = {}
     for file in files:
-        if file.path.endswith(_ENDING) and _PROJECTOR not in PurePosixPath(file.path).name.lower():
-            path = file.path.removesuffix(_ENDING)
-            part = _PART.fullmatch(path)
+        if holds_gguf_weights(file.path):
+            path = file.path.removesuffix(GGUF_ENDING)
+            part = GGUF_PART.fullmatch(path)
             found.setdefault(part["stem"] if part else path, []).append(file)
     return found
 
@@ -109,11 +110,11 @@ def _type_of(stem: str) -> str:
 
 
 def _check_whole(repository: str, stem: str, parts: Sequence[ModelFile]) -> None:
-    matches = [_PART.fullmatch(file.path.removesuffix(_ENDING)) for file in parts]
+    matches = [GGUF_PART.fullmatch(file.path.removesuffix(GGUF_ENDING)) for file in parts]
     if len(parts) == 1 and matches[0] is None:
         return
     total = max((int(match["total"]) for match in matches if match is not None), default=0)
-    wanted = {f"{stem}-{number + 1:05}-of-{total:05}{_ENDING}" for number in range(total)}
+    wanted = {gguf_part_path(stem, number + 1, total) for number in range(total)}
     if total != len(parts) or wanted != {file.path for file in parts}:
         raise ModelUnusable(
             f"{repository} holds {sum(file.path in wanted for file in parts)} of {total} parts of that GGUF file, "

@@ -281,11 +281,12 @@ def test_what_is_no_gguf_file_is_refused_where_it_is_alone_and_else_passed_over(
     assert any("those of b-Q8_0.gguf" in note for note in describe_model(model, "m").notes)
 
 
-def test_an_image_encoder_alone_is_no_model_in_a_gguf_file(model: Path) -> None:
+@pytest.mark.parametrize("name", ["mmproj-F16.gguf", "MMPROJ-F16.gguf"])
+def test_an_image_encoder_alone_is_no_model_in_a_gguf_file(model: Path, name: str) -> None:
     _of_gguf(model)
-    _put_large(model / "mmproj-F16.gguf", 2**30)
+    _put_large(model / name, 2**30)
     found = describe_model(model, "m", is_strict=True)
-    assert not any("mmproj" in note for note in found.notes)
+    assert not any(name in note for note in found.notes)
 
 
 def test_a_missing_part_of_a_gguf_file_is_told(model: Path) -> None:

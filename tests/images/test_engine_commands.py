@@ -164,6 +164,7 @@ def test_sglang_on_several_nodes_names_the_leader(tmp_path: Path) -> None:
             ["a-00002-of-00002.gguf", "a-00001-of-00002.gguf"], "a-00001-of-00002.gguf", id="parts"
         ),
         pytest.param(["mmproj-a.gguf", "a.gguf"], "a.gguf", id="with a projector"),
+        pytest.param(["MMPROJ-a.gguf", "a.gguf"], "a.gguf", id="with a projector in capitals"),
         pytest.param(
             ["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf", "config.json"],
             "Q8_0/a-Q8_0-00001-of-00002.gguf",

@@ -160,7 +160,7 @@ def _gguf_file(model: Path) -> Path:
         SettingsError
     """
     # A projector for pictures (mmproj) is a file of its own that the user names with --mmproj.
-    files = sorted(path for path in model.rglob("*.gguf") if "mmproj" not in path.name)
+    files = sorted(path for path in model.rglob("*.gguf") if "mmproj" not in path.name.lower())
     first = [path for path in files if "-00001-of-" in path.name]
     chosen = first or files
     if len(chosen) != 1:
