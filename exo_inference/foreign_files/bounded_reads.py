@@ -25,6 +25,8 @@ MAX_DIGITS = 40
 """Of one number. Some tokenizers write 10^30 for "no limit"."""
 MAX_FILES = 4096
 """In one folder, and in all that are looked through together."""
+MAX_FOLDERS = 256
+"""That are looked through in a model's directory."""
 MAX_FOLDER_DEPTH = 4
 """Of folders in a model's directory; those of GGUF files in use are one deep."""
 
@@ -100,7 +102,8 @@ def list_files(directory: Path) -> list[os.DirEntry[str]]:
 def list_tree(directory: Path) -> dict[str, os.DirEntry[str]]:
     """Return what lies in a folder and in the folders in it, by path, without hidden entries.
 
-    Looks at `MAX_FILES` and to `MAX_FOLDER_DEPTH` at most, follows no links to folders, and passes over those it cannot read.
+    Returns `MAX_FILES` at most, of `MAX_FOLDERS` folders to `MAX_FOLDER_DEPTH`, follows no links to folders, and passes over
+    those it cannot read or that hold more than `MAX_FILES`.
     """
     found: dict[str, os.DirEntry[str]] = {}
     folders = [("", directory)]
@@ -112,7 +115,7 @@ def list_tree(directory: Path) -> dict[str, os.DirEntry[str]]:
         for each in entries[: MAX_FILES - len(found)]:
             if not each.is_dir(follow_symlinks=False):
                 found[prefix + each.name] = each
-            elif prefix.count("/") < MAX_FOLDER_DEPTH and len(folders) < MAX_FILES:
+            elif prefix.count("/") < MAX_FOLDER_DEPTH and len(folders) < MAX_FOLDERS:
                 folders.append((f"{prefix}{each.name}/", folder / each.name))
     return found
 

@@ -319,3 +319,14 @@ def test_no_more_folders_are_looked_through_than_a_model_has(
     for number in range(39):
         (model / f"many{number:02}" / "file").touch()
     assert len(bounded_reads.list_tree(model)) <= 45
+
+
+def test_as_many_folders_are_looked_through_as_the_bound_says(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        (model / f"f{number}").mkdir()
+        (model / f"f{number}" / "a").touch()
+    monkeypatch.setattr(bounded_reads, "MAX_FOLDERS", 4)
+    inside = [path for path in bounded_reads.list_tree(model) if path.endswith("/a")]
+    assert inside == ["f0/a", "f1/a", "f2/a"]  # the directory itself is the fourth
